@@ -1,0 +1,275 @@
+"""What people call: open a stack, plan, build.  Thin over the rest."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from daskstack import discover, files, targets
+from daskstack.discover import Listing, Source
+from daskstack.errors import UsageError
+from daskstack.names import Labels
+from daskstack.plan import StorePlan, make_plan, most_items
+from daskstack.readers import SUFFIXES, Join
+from daskstack.run import StoreReport, run
+from daskstack.stack import FileStack, open_files
+from daskstack.text import printable
+
+SAMPLE_FILES = 200
+SAMPLE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Stack(FileStack):
+    """Many files as one array, not read yet.  Made by :func:`open_stack`.
+
+    ``len``, ``shape``, ``dtype``, ``nbytes`` and ``dims`` are those of the whole array, items along
+    axis 0; ``files`` are the paths in order, ``labels`` one array a label in item order.
+    ``stack[5]`` reads one item, ``stack[::2]`` (or an array of indices, or a mask) is a stack again,
+    ``stack.array`` is the lazy Dask array.
+
+    Examples
+    --------
+    >>> stack = open_stack("frames", labels=r"t(?P<t>\\d+)")
+    >>> stack.shape, stack.labels["t"]
+    ((3, 4, 5), array([1, 2, 10]))
+    >>> stack[2].sum(), stack[::2].shape
+    (np.uint64(20), (2, 4, 5))
+    >>> stack.array[:, 1:3].mean().compute()
+    np.float64(1.0)
+    """
+
+    def plan(
+        self,
+        out: Source,
+        *,
+        threads: int | None = None,
+        scheduler: str | None = None,
+        memory_limit: int | str | None = None,
+        overwrite: bool = False,
+    ) -> StorePlan:
+        """Decide how this stack becomes an array at ``out``; nothing is written.
+
+        Parameters
+        ----------
+        out : path
+            Where the array goes; its suffix (.npy) chooses the format.
+        threads : int, optional
+            Blocks at work at once in this process; default: the cores it may use
+            (``SLURM_CPUS_PER_TASK`` is respected).
+        scheduler : {"threads", "synchronous"}, optional
+            Which of Dask's schedulers runs the tasks; default "threads".
+        memory_limit : int or str, optional
+            Bound on the bytes held for data at once, such as "2 GB".
+        overwrite : bool, optional
+            Replace an output of daskstack's own, once the new one is complete.
+
+        Returns
+        -------
+        StorePlan
+            Frozen; print it.
+
+        Raises
+        ------
+        UsageError
+            An option cannot be meant.
+
+        Examples
+        --------
+        >>> open_stack("frames").plan("train.npy").blocks
+        3
+        """
+        path = os.path.abspath(out)
+        target = targets.choose(path, self.shape, self.dtype)
+        return make_plan(
+            out=path,
+            target=target,
+            bounds=self.cut(most_items(memory_limit, self.header.item_nbytes)),
+            content_id=self.content_id,
+            labels=self.labels,
+            files=len(self.files),
+            threads=threads,
+            scheduler=scheduler,
+            memory_limit=memory_limit,
+            overwrite=overwrite,
+            free=files.free_space(path),
+            about=self.report(),
+        )
+
+    def to_npy(self, out: Source, *, progress: bool | None = None, **options: Any) -> StoreReport:
+        """Store the stack as one .npy, its index, labels and record beside it.
+
+        Parameters
+        ----------
+        out : path
+            Ends in ``.npy``.
+        progress : bool, optional
+            Whether to show progress on stderr; by default it is shown.
+        **options
+            As for :meth:`plan`.
+
+        Returns
+        -------
+        StoreReport
+            Print it.
+
+        Raises
+        ------
+        BadFilesError
+            Some files are bad: all are named, nothing is published.
+        OutputExistsError
+            ``out`` is taken by something that may not be replaced.
+        NoSpaceError, OutputError
+            It cannot be written.
+
+        Examples
+        --------
+        >>> report = open_stack("frames").to_npy("frames.npy", progress=False)
+        >>> report.shape, np.load("frames.npy", mmap_mode="r")[2].max()
+        ((3, 4, 5), np.uint16(1))
+        """
+        if not os.fspath(out).endswith(".npy"):
+            raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .npy", "let it end in .npy")
+        return run(self.plan(out, **options), self, progress=progress)
+
+    def measured(self, made: StorePlan) -> StorePlan:
+        """The plan with the speed at which a sample of the files was read.
+
+        Up to 200 files spread over the stack are read one after another, for two seconds at most.
+        """
+        step = max(1, len(self) // SAMPLE_FILES)
+        begin = time.perf_counter()
+        sampled = 0
+        for item in range(0, len(self), step):
+            self.block(item, item + 1).read()
+            sampled += 1
+            if time.perf_counter() - begin > SAMPLE_SECONDS:
+                break
+        rate = sampled / max(1e-9, time.perf_counter() - begin)
+        return replace(made, files_per_second=rate * len(self.files) / len(self), sampled=sampled)
+
+
+def open_stack(
+    sources: Source | Sequence[Source] | Listing,
+    *,
+    labels: Labels | None = None,
+    sort_by: str | Sequence[str] | None = None,
+    join: Join = "stack",
+    reader: Callable[[str], Any] | None = None,
+    files_per_block: int | None = None,
+) -> Stack:
+    r"""List the files and read one header; no pixels yet.
+
+    Parameters
+    ----------
+    sources : path or sequence of path
+        A folder (with all below it), a pattern (``**`` is any number of folders) or a file: put in
+        natural order, ``img_2`` before ``img_10``.  A sequence keeps its order, repeats included.
+    labels : str, path, mapping or callable, optional
+        One array of labels a named group of a regular expression, searched in each file's path below
+        its source folder; a mapping of label to expression (or function); a function from that path
+        to a mapping; or a CSV file whose first column is that path.
+    sort_by : str or sequence of str, optional
+        Labels to sort by, the first counting most; ties keep their order.
+    join : {"stack", "concat"}, optional
+        "stack": each file is an item, along a new axis 0.  "concat": a TIFF's pages, or a .npy's
+        entries along axis 0, are the items; files may differ in how many they hold, so that all
+        headers are read.
+    reader : callable, optional
+        A function from path to NumPy array, for files that daskstack does not read itself.
+    files_per_block : int, optional
+        Files that one delayed read takes; by default as many as make 16 MiB.
+
+    Returns
+    -------
+    Stack
+
+    Raises
+    ------
+    SourceError
+        A name that is not there, a pattern that matches nothing, a broken link.
+    LabelError
+        A file's name does not give its labels.
+    BadFilesError
+        No header can be read; or, with ``join="concat"``, some cannot or differ.
+    UsageError
+        An option cannot be meant.
+
+    Examples
+    --------
+    >>> open_stack("frames/*.npy", labels={"t": r"t(\d+)", "late": "t10"}).labels
+    {'t': array([ 1,  2, 10]), 'late': array([False, False,  True])}
+    """
+    if not isinstance(sources, Listing):
+        suffixes = None if reader is not None else SUFFIXES
+        if isinstance(sources, str | os.PathLike):
+            sources = discover.find([sources], suffixes=suffixes)
+        else:
+            sources = discover.find([], in_order=sources, suffixes=suffixes)
+    return open_files(
+        sources,
+        cls=Stack,
+        labels=labels,
+        sort_by=sort_by,
+        join=join,
+        reader=reader,
+        files_per_block=files_per_block,
+    )
+
+
+def build(
+    sources: Source | Sequence[Source] | Listing,
+    out: Source,
+    *,
+    labels: Labels | None = None,
+    sort_by: str | Sequence[str] | None = None,
+    join: Join = "stack",
+    reader: Callable[[str], Any] | None = None,
+    files_per_block: int | None = None,
+    limit: int | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> StoreReport:
+    """Make one array of many files: :func:`open_stack`, then :meth:`Stack.to_npy`.
+
+    Parameters
+    ----------
+    sources, labels, sort_by, join, reader, files_per_block
+        As for :func:`open_stack`.
+    out : path
+        Where the array goes; its suffix (.npy) chooses the format.
+    limit : int, optional
+        Take the first so many items only, for a trial.
+    progress : bool, optional
+        Whether to show progress on stderr; by default it is shown.
+    **options
+        As for :meth:`Stack.plan`: threads, scheduler, memory_limit, overwrite.
+
+    Returns
+    -------
+    StoreReport
+        Print it.
+
+    Examples
+    --------
+    >>> report = build("frames", "inputs.npy", labels={"late": "t10"}, progress=False)
+    >>> np.load("inputs.late.npy")
+    array([False, False,  True])
+    """
+    opened = open_stack(
+        sources, labels=labels, sort_by=sort_by, join=join, reader=reader, files_per_block=files_per_block
+    )
+    opened = limited(opened, limit)
+    return run(opened.plan(out, **options), opened, progress=progress)
+
+
+def limited(opened: Stack, limit: int | None) -> Stack:
+    """The first ``limit`` items of a stack, or all."""
+    if limit is None:
+        return opened
+    if limit < 1:
+        raise UsageError(f"limit={limit}", "give at least 1")
+    return opened[:limit]  # type: ignore[no-any-return]

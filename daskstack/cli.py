@@ -1,0 +1,287 @@
+"""The command line: the functions of the API, one clear message an error, and exit statuses.
+
+0 done and durable, 1 an error, 2 usage, 75 stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import daskstack
+from daskstack.errors import DaskstackError, UsageError
+
+
+if TYPE_CHECKING:
+    from daskstack.api import Stack
+    from daskstack.discover import Listing
+
+ERROR, USAGE, STOPPED = 1, 2, 75
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
+
+Command = Callable[..., Any]
+
+
+class _Stopped(BaseException):
+    """SIGINT or SIGTERM; no Exception, so that nothing on the way takes it for a failure of its own."""
+
+
+def _stack_options(command: Command) -> Command:
+    """The options that say which files, in which order, as what."""
+    options = [
+        click.option("--files-from", metavar="FILE", help="Take the files listed in FILE, a line each (- is stdin), in that order."),
+        click.option(
+            "--labels",
+            metavar="REGEX",
+            help="Labels from names: a regular expression with named groups, as in 't(?P<t>\\d+)'; or a CSV file.",
+        ),
+        click.option("--label", multiple=True, metavar="NAME=REGEX", help="One label: whether REGEX is found, or its group's text. Repeatable."),
+        click.option("--sort-by", multiple=True, metavar="LABEL", help="Sort by this label. Repeatable."),
+        click.option(
+            "--join",
+            type=click.Choice(["stack", "concat"]),
+            default="stack",
+            show_default=True,
+            help="Each file is an item, or its pages (entries along axis 0) are.",
+        ),
+        click.option("--files-per-block", type=click.IntRange(min=1), metavar="N", help="Files that one task reads; default: 16 MiB of them."),
+        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Take the first N items only, for a trial."),
+    ]
+    return _decorated(command, options)
+
+
+def _store_options(command: Command) -> Command:
+    """The options that say how the array is stored."""
+    options = [
+        click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Blocks at work at once; default: the cores it may use."),
+        click.option("--scheduler", type=click.Choice(["threads", "synchronous"]), help="Which of Dask's schedulers runs the tasks."),
+        click.option("--memory-limit", metavar="SIZE", help='Bound on the data held at once, as in "2 GB".'),
+        click.option("--overwrite", is_flag=True, help="Replace an output of daskstack's own, once the new one is complete."),
+    ]
+    return _decorated(command, options)
+
+
+def _common_options(command: Command) -> Command:
+    """What every command takes."""
+    options = [
+        click.option("-v", "--verbose", is_flag=True, help="Log what is done."),
+        click.option("-q", "--quiet", is_flag=True, help="No progress, no result; errors only."),
+        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+    ]
+    return _decorated(command, options)
+
+
+def _decorated(command: Command, options: list[Callable[[Command], Command]]) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings=CONTEXT, no_args_is_help=True)
+@click.version_option(daskstack.__version__, message="%(prog)s %(version)s")
+def main() -> None:
+    """Many image or array files as one array on disk.
+
+    Sources first, the output last, as with cp. SRC is folders, files and
+    quoted patterns ('frames/**/*.tif'); OUT ends in .npy.
+    """
+
+
+@main.command(short_help="What build would do; nothing is written.")
+@click.argument("paths", nargs=-1, required=True, metavar="SRC... OUT")
+@_stack_options
+@_store_options
+@_common_options
+def plan(paths: tuple[str, ...], **options: Any) -> None:
+    """Show what build would do with SRC and OUT; nothing is written."""
+    with _reported(options):
+        _plan(*_sources_and_out(paths, options), options)
+
+
+@main.command(short_help="Make one array of many files.")
+@click.argument("paths", nargs=-1, required=True, metavar="SRC... OUT")
+@click.option("--dry-run", is_flag=True, help="Show the plan; the same as daskstack plan.")
+@_stack_options
+@_store_options
+@_common_options
+def build(paths: tuple[str, ...], *, dry_run: bool, **options: Any) -> None:
+    """Make one array, OUT, of the files that SRC stands for.
+
+    OUT has its name only once it is complete. Beside it lie its index
+    (which row came from which file), its labels, and how it was made.
+    """
+    with _reported(options):
+        listing, out = _sources_and_out(paths, options)
+        if dry_run:
+            _plan(listing, out, options)
+            return
+        from daskstack.run import run
+
+        stack = _opened(listing, options)
+        made = stack.plan(out, **_store_arguments(options))
+        report = run(made, stack, progress=False if options["quiet"] else None)
+        _say(report, options)
+
+
+@main.command(short_help="What a source or an output is.")
+@click.argument("paths", nargs=-1, required=True, metavar="SRC... | OUT")
+@_stack_options
+@_common_options
+def info(paths: tuple[str, ...], **options: Any) -> None:
+    """Show what files would make as a stack, or how an output was made."""
+    with _reported(options):
+        from daskstack.run import describe_output
+
+        described = describe_output(os.path.abspath(paths[0])) if len(paths) == 1 else None
+        click.echo(described or repr(_opened(_listing(paths, options), options)))
+
+
+@main.command(short_help="Try it on files it makes itself.")
+@click.option("--files", "count", type=click.IntRange(min=64), default=3000, show_default=True, help="How many TIFF files.")
+@_common_options
+def demo(count: int, **options: Any) -> None:
+    """Make a folder of small TIFF files, build a .npy of them, compare, and show the figures."""
+    with _reported(options):
+        from daskstack.demo import run_demo
+
+        run_demo(count, say=lambda text: _say(text, options))
+
+
+def _plan(listing: Listing, out: str, options: dict[str, Any]) -> None:
+    from daskstack.run import check_output
+
+    stack = _opened(listing, options)
+    made = stack.plan(out, **_store_arguments(options))
+    finished = check_output(made, stack)
+    click.echo(str(stack.measured(made)))
+    for bad in stack.condemned():
+        click.echo(f"bad     {bad}")
+    if finished is not None:
+        click.echo(str(finished))
+    click.echo("Nothing was written.")
+
+
+def _store_arguments(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in ("threads", "scheduler", "memory_limit", "overwrite")}
+
+
+def _sources_and_out(paths: tuple[str, ...], options: dict[str, Any]) -> tuple[Listing, str]:
+    *sources, out = paths
+    if not sources and not options["files_from"]:
+        raise UsageError(f"{out!r} alone: sources and an output are due", "daskstack build SRC... OUT")
+    return _listing(sources, options), out
+
+
+def _listing(sources: tuple[str, ...] | list[str], options: dict[str, Any]) -> Listing:
+    from daskstack.discover import find
+    from daskstack.readers import SUFFIXES
+
+    return find(sources, in_order=_lines(options["files_from"]), suffixes=SUFFIXES)
+
+
+def _lines(path: str | None) -> list[str]:
+    """The names in a list of files; bytes that are no UTF-8 are kept."""
+    if path is None:
+        return []
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read()
+        else:
+            with open(path, "rb") as f:
+                data = f.read()
+    except OSError as exc:
+        raise UsageError(f"--files-from {path}: {exc.strerror}", "give a text file with a name a line") from exc
+    names = [os.fsdecode(line.removesuffix(b"\r")) for line in data.split(b"\n")]
+    if not any(names):
+        raise UsageError(f"--files-from {path}: it lists no file", "give a text file with a name a line")
+    return [name for name in names if name]
+
+
+def _opened(listing: Listing, options: dict[str, Any]) -> Stack:
+    from daskstack.api import limited, open_stack
+
+    if options["labels"] and options["label"]:
+        raise UsageError("--labels and --label are both given", "use one of them")
+    labels: Any = options["labels"]
+    if options["label"]:
+        pairs = [text.partition("=") for text in options["label"]]
+        for name, equals, _ in pairs:
+            if not equals:
+                raise UsageError(f"--label {name}", "write it as NAME=REGEX")
+        labels = {name: regex for name, _, regex in pairs}
+    stack = open_stack(
+        listing,
+        labels=labels,
+        sort_by=options["sort_by"] or None,
+        join=options["join"],
+        files_per_block=options["files_per_block"],
+    )
+    return limited(stack, options["limit"])
+
+
+def _say(text: object, options: dict[str, Any]) -> None:
+    if not options["quiet"]:
+        click.echo(str(text))
+
+
+@contextmanager
+def _reported(options: dict[str, Any]) -> Iterator[None]:
+    """Turn what goes wrong into one message on stderr and an exit status."""
+    level = logging.DEBUG if options["verbose"] else logging.ERROR if options["quiet"] else logging.WARNING
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("daskstack").setLevel(level)
+    warnings.showwarning = _show_warning
+    try:
+        with _stopping():
+            yield
+    except DaskstackError as exc:
+        if options["debug"]:
+            raise
+        _fail(f"error: {exc}", USAGE if isinstance(exc, UsageError) else ERROR)
+    except _Stopped as exc:
+        command = shlex.join(["daskstack", *sys.argv[1:]])
+        _fail(f"stopped ({exc}): nothing was published and nothing is left behind\nnext  {command}", STOPPED)
+    except BrokenPipeError:  # the reader of our output went away, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ERROR)
+    except Exception as exc:
+        if options["debug"]:
+            raise
+        _fail(f"error: {type(exc).__name__}: {exc}\nnext  --debug shows where; if daskstack is at fault, report it", ERROR)
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Have SIGINT and SIGTERM end the run in an orderly way; a second one ends it at once."""
+
+    def stop(number: int, _: object) -> None:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, signal.SIG_DFL)
+        raise _Stopped(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _fail(message: str, status: int) -> None:
+    click.echo(message, err=True)
+    sys.exit(status)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    click.echo(f"warning: {message}", err=True)
+
+

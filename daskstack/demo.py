@@ -1,0 +1,77 @@
+"""The demonstration: files made, built, compared, measured."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from daskstack.api import build, open_stack
+from daskstack.errors import DaskstackError
+from daskstack.text import count, nbytes
+
+SHAPE = (128, 128)
+SEED = 0
+
+
+def run_demo(files: int, *, say: Callable[[str], None]) -> None:
+    """Make TIFF files in a temporary folder, build a .npy of them and compare it with NumPy's own stack.
+
+    Parameters
+    ----------
+    files : int
+        How many.
+    say : callable
+        Takes each text for the user.
+
+    Raises
+    ------
+    DaskstackError
+        The array is not equal to the files.
+    """
+    with tempfile.TemporaryDirectory(prefix="daskstack-demo-") as folder:
+        frames, out = os.path.join(folder, "frames"), os.path.join(folder, "frames.npy")
+        os.mkdir(frames)
+        say(f"making {count(files)} TIFF files of {SHAPE[0]} x {SHAPE[1]} uint16 in a temporary folder")
+        make_frames(frames, files)
+
+        labels = r"frame_(?P<t>\d+)_(?P<kind>[a-z]+)"
+        say(f"\n$ daskstack build frames frames.npy --labels '{labels}'")
+        report = build(frames, out, labels=labels)
+        say(str(report).replace(folder + os.sep, ""))
+
+        begin = time.perf_counter()
+        expected = loop(frames)
+        seconds = time.perf_counter() - begin
+        stored = np.load(out, mmap_mode="r")
+        t = np.load(os.path.join(folder, "frames.t.npy"))
+        if not (np.array_equal(stored, expected) and np.array_equal(t, np.arange(files))):
+            raise DaskstackError("the array is not equal to the files", "please report this")
+        say("\nequal to a loop over tifffile.imread, item by item; labels in the same order")
+        say(f"{'':22}{'seconds':>9}{'files/s':>10}   on disk")
+        for name, took, disk in (
+            ("daskstack build", report.seconds, f"{nbytes(report.nbytes)}, synced"),
+            ("the loop, in memory", seconds, "nothing"),
+        ):
+            say(f"{name:22}{took:9.2f}{count(round(files / took)):>10}   {disk}")
+
+
+def make_frames(folder: str, files: int) -> None:
+    """Noise on a slope, written as tifffile does by default; names are not padded, as instruments write them."""
+    from tifffile import imwrite
+
+    rng = np.random.default_rng(SEED)
+    slope = np.add.outer(np.arange(SHAPE[0]), np.arange(SHAPE[1])).astype("uint16")
+    for k in range(files):
+        noise = rng.integers(0, 1000, SHAPE, dtype="uint16")
+        imwrite(os.path.join(folder, f"frame_{k}_{'dark' if k % 10 == 0 else 'light'}.tif"), slope + noise + k)
+
+
+def loop(folder: str) -> np.ndarray:
+    """What one writes by hand."""
+    from tifffile import imread
+
+    return np.array([imread(path) for path in open_stack(folder).files])

@@ -1,0 +1,349 @@
+"""From folders, patterns and names to the ordered list of files, each with its size and time.
+
+What is *named* (a file) is taken as it is; what is *scanned* (a folder, a pattern) leaves out what no
+one means: hidden files, system litter, kinds of file that are not read, and what daskstack made.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskstack.errors import SourceError, UsageError
+from daskstack.order import composed, natural_key
+from daskstack.text import count, listed, printable
+
+Source: TypeAlias = "str | os.PathLike[str]"
+
+LITTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"})
+LITTER_FOLDERS = frozenset({"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"})
+UNFINISHED = ("~", ".tmp", ".part", ".partial", ".crdownload", ".swp")
+SLOW_STAT = 200e-6  # seconds a call: a local disk takes 2 microseconds, a parallel file system about a millisecond
+STAT_THREADS = 32
+MOST_REPORTED = 20
+NAMED = -1  # stands for the start of the part below the source folder until all files named one by one are known
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+_MAGIC = re.compile(r"[*?[]")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a stack, in order.
+
+    Attributes
+    ----------
+    paths : list of str
+        Absolute, links not resolved.
+    below : list of str
+        The part of each path below its source folder (of a pattern: below its fixed folder; of files
+        named one by one: below their common folder); what labels are read from.
+    sizes, mtimes : array of int64, shape (files,)
+        Bytes, and nanoseconds since 1970.
+    sources : tuple of str
+        What was asked for, as it was written.
+    left_out : tuple of str
+        Names that the scan left out.
+    natural : bool
+        Whether the order is the natural one (else the given one).
+    """
+
+    paths: list[str]
+    below: list[str]
+    sizes: NDArray[np.int64]
+    mtimes: NDArray[np.int64]
+    sources: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    natural: bool = True
+
+
+@dataclass
+class _Found:
+    """What the sources gave so far: (path, where its part below the source folder begins)."""
+
+    files: list[tuple[str, int]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def find(
+    sources: Sequence[Source],
+    *,
+    in_order: Sequence[Source] = (),
+    suffixes: frozenset[str] | None,
+) -> Listing:
+    """The files that the sources stand for, in order.
+
+    Parameters
+    ----------
+    sources : sequence of path
+        Folders (scanned with all below them), patterns and files; their files together are put in
+        natural order, each taken once.
+    in_order : sequence of path, optional
+        More of them, kept in the order given, repeats included; they follow.
+    suffixes : frozenset of str, optional
+        Suffixes in lower case of the files that a scan takes; None takes every kind.
+
+    Returns
+    -------
+    Listing
+
+    Raises
+    ------
+    SourceError
+        A name that is not there, a pattern or folder that gives nothing, a broken link, something
+        that is no regular file: all that were met, in one report.
+    UsageError
+        No source at all, or a URL.
+    """
+    asked = tuple(map(os.fspath, (*sources, *in_order)))
+    if not asked:
+        raise UsageError("no source is given", "name folders, files or quoted patterns")
+    found = _Found()
+    for source in map(os.fspath, sources):
+        _expand(source, suffixes, found)
+    files = _in_natural_order(found.files)
+    for source in map(os.fspath, in_order):
+        found.files = []
+        _expand(source, suffixes, found)
+        files += _in_natural_order(found.files)
+    files = _below_common_folder(files)
+    paths = [path for path, _ in files]
+    sizes, mtimes = _stat_all(paths, found.problems)
+    if found.problems:
+        raise _report(found.problems)
+    return Listing(
+        paths=paths,
+        below=[path[start:] for path, start in files],
+        sizes=sizes,
+        mtimes=mtimes,
+        sources=asked,
+        left_out=tuple(found.left_out),
+        natural=not in_order,
+    )
+
+
+def _report(problems: Sequence[str]) -> SourceError:
+    if len(problems) == 1:
+        return SourceError(problems[0], "check the name; patterns are quoted, as in 'frames/*.tif'")
+    shown = [*problems[:MOST_REPORTED], *([f"and {count(len(problems) - MOST_REPORTED)} more"] * (len(problems) > 20))]
+    return SourceError(f"{count(len(problems))} sources cannot be used\n  " + "\n  ".join(shown), "check the names")
+
+
+def _absolute(path: str) -> str:
+    """The path from the root; ``..`` stays, since behind a link it does not mean the folder before it."""
+    path = os.path.join(os.getcwd(), path) if not os.path.isabs(path) else path
+    return path if ".." in path.split(os.sep) else os.path.normpath(path)
+
+
+def _in_natural_order(files: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Each path once, folder by folder; each folder's own name is taken apart only once."""
+    folders: dict[str, object] = {}
+
+    def key(path: str) -> tuple[object, object]:
+        folder, _, name = path.rpartition("/")
+        if folder not in folders:
+            folders[folder] = [natural_key(part) for part in folder.split("/")]
+        return folders[folder], natural_key(name)
+
+    once = dict(reversed(files))
+    return [(path, once[path]) for path in sorted(once, key=key)]
+
+
+def _below_common_folder(files: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Files named one by one begin below the folder that all of them share."""
+    folders = {os.path.dirname(path) for path, start in files if start == NAMED}
+    common = len(os.path.commonpath(folders).rstrip("/")) + 1 if folders else 0
+    return [(path, common if start == NAMED else start) for path, start in files]
+
+
+def _expand(source: str, suffixes: frozenset[str] | None, found: _Found) -> None:
+    """Add to ``found`` what one source stands for."""
+    if _URL.match(source):
+        raise UsageError(f"{source!r} is a URL; daskstack reads files", "copy the files to a disk first")
+    path = _absolute(source)
+    before, left_before = len(found.files), len(found.left_out)
+    if os.path.isdir(path):
+        _scan(path, len(path.rstrip("/")) + 1, suffixes, found)
+        what = f"no usable file in the folder {source!r}"
+    elif os.path.lexists(path):
+        found.files.append((path, NAMED))
+    elif _MAGIC.search(source) or not source.isascii():
+        fixed, parts = _split_pattern(path)
+        _match(fixed, parts, len(fixed.rstrip("/")) + 1, suffixes, found)
+        what = f"no usable file matches {source!r}"
+    else:
+        found.problems.append(f"no such file or folder: {source!r}")
+        return
+    if len(found.files) == before:
+        out = found.left_out[left_before:]
+        found.problems.append(what + (f" (left out: {listed(out)})" if out else ""))
+
+
+def _split_pattern(path: str) -> tuple[str, list[str]]:
+    """The longest leading folder that is there as it is written, and the parts of the pattern below it."""
+    parts = path.split("/")
+    k = 1
+    while k < len(parts) - 1 and os.path.isdir("/".join(parts[: k + 1])):
+        k += 1
+    return "/".join(parts[:k]) or "/", parts[k:]
+
+
+def _matcher(part: str) -> Callable[[str], object]:
+    """How names are compared with one part of a pattern: accents composed, the suffix in any case."""
+    stem, suffix = os.path.splitext(composed(part))
+    any_case = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in suffix)
+    literal = not re.search(r"[]*?[]", suffix)
+    match = re.compile(fnmatch.translate(stem + any_case if literal else composed(part))).match
+    return lambda name: name == part or match(composed(name))
+
+
+def _match(
+    folder: str, parts: Sequence[str], start: int, suffixes: frozenset[str] | None, found: _Found
+) -> None:
+    """Add the files below ``folder`` that the parts of a pattern name; ``**`` is any number of folders."""
+    part, *rest = parts
+    if part == "**":
+        if rest:
+            _match(folder, rest, start, suffixes, found)
+        for entry in _entries(folder, found):
+            if _is_wanted_folder(entry, found):
+                _match(entry.path, parts, start, suffixes, found)
+            elif not rest and not _is_folder(entry):
+                _take(entry, start, suffixes, found)
+        return
+    matches = _matcher(part)
+    entries = [e for e in _entries(folder, found) if matches(e.name)]
+    own = _own_outputs(folder, {e.name for e in entries}) if not rest else frozenset()
+    for entry in entries:
+        if _is_folder(entry):
+            if _is_wanted_folder(entry, found, hidden=part.startswith(".")):
+                _match(entry.path, rest, start, suffixes, found) if rest else _scan(
+                    entry.path, start, suffixes, found
+                )
+        elif entry.name in own:
+            found.left_out.append(entry.name)
+        elif not rest:
+            _take(entry, start, suffixes, found, hidden=part.startswith("."))
+
+
+def _scan(
+    folder: str, start: int, suffixes: frozenset[str] | None, found: _Found, above: frozenset[tuple[int, int]] = frozenset()
+) -> None:
+    """Add every usable file in the folder and in those below it."""
+    here = os.stat(folder)
+    if (here.st_dev, here.st_ino) in above:  # a link back to a folder above
+        found.left_out.append(os.path.basename(folder))
+        return
+    entries = _entries(folder, found)
+    own = _own_outputs(folder, {e.name for e in entries})
+    for entry in entries:
+        if _is_folder(entry):
+            if _is_wanted_folder(entry, found):
+                _scan(entry.path, start, suffixes, found, above | {(here.st_dev, here.st_ino)})
+        elif entry.name in own:
+            found.left_out.append(entry.name)
+        else:
+            _take(entry, start, suffixes, found)
+
+
+def _entries(folder: str, found: _Found) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as exc:
+        found.problems.append(f"cannot list the folder {printable(folder)}: {exc.strerror}")
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that loops: not a folder, and reported when it is looked at
+        return False
+
+
+def _is_wanted_folder(entry: os.DirEntry[str], found: _Found, *, hidden: bool = False) -> bool:
+    """Whether to look into a folder: not hidden ones, litter, Zarr stores and staging folders."""
+    if not _is_folder(entry):
+        return False
+    name = entry.name.lower()
+    unwanted = (name.startswith(".") and not hidden) or name in LITTER_FOLDERS or name.endswith(".zarr")
+    if unwanted or (name.endswith(".part") and _is_staging(entry.path)):
+        found.left_out.append(entry.name + "/")
+        return False
+    return True
+
+
+def _is_staging(folder: str) -> bool:
+    return any(
+        os.path.isfile(os.path.join(folder, name, "manifest.json")) for name in os.listdir(folder)
+    )
+
+
+def _take(
+    entry: os.DirEntry[str], start: int, suffixes: frozenset[str] | None, found: _Found, *, hidden: bool = False
+) -> None:
+    """Add one scanned file, unless nobody means it."""
+    name = entry.name.lower()
+    out = (name.startswith(".") and not hidden) or name in LITTER
+    if suffixes is None:
+        out = out or name.endswith(UNFINISHED)
+    else:
+        out = out or os.path.splitext(name)[1] not in suffixes
+    if out:
+        found.left_out.append(entry.name)
+    else:
+        found.files.append((entry.path, start))
+
+
+def _own_outputs(folder: str, names: set[str]) -> frozenset[str]:
+    """The names among those of a folder that daskstack made: arrays, their labels and their records."""
+    own: set[str] = set()
+    for array in names:
+        record = f"{array}.json"
+        if array.lower().endswith(".npy") and os.path.isfile(os.path.join(folder, record)):
+            try:
+                with open(os.path.join(folder, record), encoding="utf-8") as f:
+                    side_files = json.load(f)["daskstack"]["files"]
+            except (OSError, ValueError, LookupError, TypeError):
+                continue  # somebody else's
+            own.update((array, record, *side_files))
+    return frozenset(own)
+
+
+def _stat_all(paths: Sequence[str], problems: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Size and mtime of every file; on several threads where a call waits for a server."""
+    begin = time.perf_counter()
+    first = [_stat(p) for p in paths[:64]]
+    if paths[64:] and (time.perf_counter() - begin) / 64 > SLOW_STAT:
+        with ThreadPoolExecutor(STAT_THREADS) as pool:
+            results = [*first, *pool.map(_stat, paths[64:], chunksize=256)]
+    else:
+        results = [*first, *map(_stat, paths[64:])]
+    problems += [r for r in results if isinstance(r, str)]
+    good = [(0, 0) if isinstance(r, str) else r for r in results]
+    table = np.array(good, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0].copy(), table[:, 1].copy()
+
+
+def _stat(path: str) -> tuple[int, int] | str:
+    try:
+        found = os.stat(path)
+    except OSError as exc:
+        if os.path.islink(path):
+            return f"broken link: {printable(path)} -> {printable(os.readlink(path))} ({exc.strerror})"
+        return f"{printable(path)}: {exc.strerror}"
+    if not stat.S_ISREG(found.st_mode):
+        return f"not a regular file: {printable(path)}"
+    return found.st_size, found.st_mtime_ns

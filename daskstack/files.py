@@ -1,0 +1,195 @@
+"""Durable files: what POSIX offers for it and the standard library does not.
+
+Nothing here knows of arrays.  Every function either does all it says or raises.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from daskstack.errors import NoSpaceError, OutputError
+from daskstack.text import nbytes, shown
+
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+NO_SPACE = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the limit on file sizes (ulimit -f, or the file system's own) is reached",
+}
+NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1  # linux/fs.h
+_RENAME_EXCL = 4  # sys/stdio.h of macOS
+_F_FULLFSYNC = 51  # fcntl.h of macOS: fsync alone leaves the data in the drive's cache there
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def writing(path: str, need: int = 0) -> Iterator[None]:
+    """Turn what the system refuses while writing ``path`` into an error that says what to do.
+
+    Parameters
+    ----------
+    path : str
+        What is being written.
+    need : int, optional
+        Bytes needed, where known.
+
+    Raises
+    ------
+    NoSpaceError
+        The disk, a quota or a limit on file sizes is reached.
+    OutputError
+        Anything else: a read-only folder, a missing one, an I/O error.
+    """
+    try:
+        yield
+    except (NoSpaceError, OutputError):
+        raise
+    except OSError as exc:
+        if exc.errno in NO_SPACE:
+            amount = f"; {nbytes(need)} needed" if need else ""
+            raise NoSpaceError(
+                f"cannot write {shown(path)}: {NO_SPACE[exc.errno]}{amount}, {nbytes(free_space(path))} free",
+                "make room (or raise the quota), then the same command",
+            ) from exc
+        raise OutputError(
+            f"cannot write {shown(path)}: {exc.strerror or exc}", "choose a place that can be written"
+        ) from exc
+
+
+def free_space(path: str) -> int:
+    """Bytes that an ordinary user can still write where ``path`` is or would be; 0 where nobody knows."""
+    folder = path
+    while folder and not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    try:
+        found = os.statvfs(folder or ".")
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
+def sync(descriptor: int) -> None:
+    """Return when all that was written to the file is on the disk itself."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        try:
+            fcntl.fcntl(descriptor, _F_FULLFSYNC)
+        except OSError:  # a file system that knows fsync only
+            os.fsync(descriptor)
+    else:
+        os.fsync(descriptor)
+
+
+def sync_folder(folder: str) -> None:
+    """Return when the names in the folder are on the disk itself."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_new(path: str, data: bytes) -> None:
+    """Make a file that was not there, whole and synced.
+
+    Raises
+    ------
+    FileExistsError
+        Something (a link counts) has that name.
+    """
+    descriptor = os.open(path, NEW_FILE, 0o666)
+    try:
+        write_at(descriptor, memoryview(data), 0)
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_at(descriptor: int, data: memoryview[Any], offset: int) -> None:
+    """Write all of ``data`` at ``offset``, however many system calls that takes."""
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Give a new file its size, and take the room for it now where the file system can.
+
+    fallocate(2) itself is called: glibc's emulation in ``posix_fallocate`` writes into every block
+    instead, which on a network file system is slow and races with other writers.  Where it fails,
+    ext4 keeps what it took so far, so that the file is cut back at once.
+    """
+    try:
+        if sys.platform == "linux" and size and _fallocate(descriptor, size):
+            return
+        os.ftruncate(descriptor, size)
+    except OSError:
+        os.ftruncate(descriptor, 0)
+        raise
+
+
+def _fallocate(descriptor: int, size: int) -> bool:
+    """Whether the room was taken; False where the file system does not offer it."""
+    length = ctypes.c_int64
+    while _libc.fallocate(descriptor, 0, length(0), length(size)) != 0:
+        code = ctypes.get_errno()
+        if code in NOT_SUPPORTED:
+            return False
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
+    return True
+
+
+def move_new(source: str, target: str) -> None:
+    """Rename a file or folder to a name that nothing has, without a moment in which it could replace.
+
+    Plain rename(2) replaces a file, and an empty folder too.
+
+    Raises
+    ------
+    FileExistsError
+        Something has that name.
+    """
+    code = _rename_exclusive(source, target)
+    if code in NOT_SUPPORTED:  # NFS, for one: a hard link cannot replace either
+        _link_new(source, target)
+    elif code:
+        raise OSError(code, os.strerror(code), target)
+
+
+def _rename_exclusive(source: str, target: str) -> int:
+    """The error number of an exclusive rename; 0 where it was done."""
+    old, new = os.fsencode(source), os.fsencode(target)
+    if sys.platform == "darwin":
+        done = _libc.renamex_np(old, new, _RENAME_EXCL) == 0
+    elif hasattr(_libc, "renameat2"):
+        done = _libc.renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _RENAME_NOREPLACE) == 0
+    else:
+        return errno.ENOSYS
+    return 0 if done else ctypes.get_errno()
+
+
+def _link_new(source: str, target: str) -> None:
+    """The fallback: a hard link for a file; for a folder, which has none, a look before the rename."""
+    if not os.path.isdir(source):
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except OSError as exc:
+            if exc.errno not in {*NOT_SUPPORTED, errno.EPERM, errno.EMLINK}:
+                raise
+        else:
+            os.unlink(source)
+            return
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+    os.rename(source, target)

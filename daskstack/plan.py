@@ -1,0 +1,214 @@
+"""A plan: every decision of a build, made before anything is written.
+
+Pure: one function makes it from what it is handed (the disk's free space too), another module carries
+it out.  Print it to read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskstack.errors import UsageError
+from daskstack.targets import Target
+from daskstack.text import count, duration, nbytes, plural, table
+
+SCHEDULERS = ("threads", "synchronous")
+PLAN_FORMAT = 1  # part of the plan id: to be raised whenever the same decisions give other bytes
+SCRATCH_ITEMS = 2  # what a library needs beside the block to decode one item: its stored bytes, its pixels
+
+
+@dataclass(frozen=True)
+class StorePlan:
+    """What a build will do.  Made by :meth:`daskstack.Stack.plan`.
+
+    Attributes
+    ----------
+    out : str
+        The output, absolute.
+    target : Target
+        Format, shape and dtype of what is written.
+    bounds : array of int64, shape (blocks + 1,)
+        Block ``k`` is the items ``bounds[k]`` to ``bounds[k + 1]``.
+    labels : tuple of str
+        Labels written beside the array.
+    final_names : tuple of str
+        Every path the output takes.
+    plan_id : str
+        Hash of what decides the bytes: files, order, shape, dtype, blocks, target and labels; not
+        threads, memory or scheduler.
+    threads : int
+        Blocks at work at once in this process.
+    scheduler : {"threads", "synchronous"}
+        Which of Dask's schedulers runs the tasks.
+    memory : int
+        Bound on the bytes held for data at once.
+    overwrite : bool
+        Whether an output of daskstack's own may be replaced.
+    free : int
+        Bytes free on the output's disk.
+    files_per_second : float, optional
+        Measured on a sample.
+    about : tuple of (word, text)
+        What the stack is, for printing.
+    """
+
+    out: str
+    target: Target
+    bounds: NDArray[np.int64]
+    labels: tuple[str, ...]
+    final_names: tuple[str, ...]
+    plan_id: str
+    threads: int
+    scheduler: str
+    memory: int
+    overwrite: bool
+    free: int
+    files: int
+    files_per_second: float | None = None
+    sampled: int = 0
+    about: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks, and of tasks."""
+        return len(self.bounds) - 1
+
+    @property
+    def need(self) -> int:
+        """Bytes that the output takes, its side files roughly."""
+        return self.target.nbytes + 200 * self.target.shape[0]
+
+    def __str__(self) -> str:
+        per_block = int(np.diff(self.bounds).max())
+        items = self.target.shape[0]
+        unit = "file" if items == self.files else "item"
+        workers = plural(self.threads, "thread") if self.scheduler == "threads" else "one after another"
+        rows = [
+            *self.about,
+            (
+                "work",
+                f"{plural(self.blocks, 'block')} of {plural(per_block, unit)}, {workers}, "
+                f"at most {nbytes(self.memory)} memory",
+            ),
+            ("disk", f"{nbytes(self.target.nbytes)} in {plural(len(self.final_names), 'file')}; free {nbytes(self.free)}"),
+        ]
+        if self.files_per_second:
+            left = duration(self.files / self.files_per_second)
+            rate = f"{count(round(self.files_per_second))} files/s"
+            rows.append(("time", f"about {left} (reading {count(self.sampled)} of the files: {rate})"))
+        return table(rows)
+
+
+def make_plan(
+    *,
+    out: str,
+    target: Target,
+    bounds: NDArray[np.int64],
+    content_id: str,
+    labels: Mapping[str, NDArray[Any]],
+    files: int,
+    threads: int | None,
+    scheduler: str | None,
+    memory_limit: int | str | None,
+    overwrite: bool,
+    free: int,
+    about: Sequence[tuple[str, str]] = (),
+) -> StorePlan:
+    """Decide everything.
+
+    Raises
+    ------
+    UsageError
+        An option cannot be meant, or one block does not fit into ``memory_limit``.
+    """
+    if scheduler not in (None, *SCHEDULERS):
+        raise UsageError(f"scheduler={scheduler!r}", f"choose from: {', '.join(SCHEDULERS)}")
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads={threads}", "give at least 1")
+    workers = 1 if scheduler == "synchronous" else min(threads or usable_cores(), len(bounds) - 1)
+    item = target.nbytes // max(1, target.shape[0])
+    a_block = (int(np.diff(bounds).max()) + SCRATCH_ITEMS) * item
+    if memory_limit is not None:
+        limit = parse_nbytes(memory_limit)
+        if a_block > limit:
+            raise UsageError(
+                f"memory_limit={memory_limit}: one block takes {nbytes(a_block)}",
+                f"give at least {nbytes(a_block)}, or fewer files_per_block",
+            )
+        workers = min(workers, limit // a_block)
+    return StorePlan(
+        out=out,
+        target=target,
+        bounds=bounds,
+        labels=tuple(labels),
+        final_names=target.final_names(out, tuple(labels)),
+        plan_id=_plan_id(target, bounds, content_id, labels),
+        threads=workers,
+        scheduler=scheduler or "threads",
+        memory=workers * a_block,
+        overwrite=overwrite,
+        free=free,
+        files=files,
+        about=tuple(about),
+    )
+
+
+def most_items(memory_limit: int | str | None, item_nbytes: int) -> int | None:
+    """How many items a block may have so that one block and its scratch fit into the limit."""
+    if memory_limit is None:
+        return None
+    return max(1, parse_nbytes(memory_limit) // max(1, item_nbytes) - SCRATCH_ITEMS)
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: what SLURM gave it, else its CPU affinity."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def parse_nbytes(size: int | str) -> int:
+    """A number of bytes from a number or a text such as "2 GB" or "512 MiB".
+
+    Examples
+    --------
+    >>> parse_nbytes("2 GB"), parse_nbytes("512MiB"), parse_nbytes(1000)
+    (2000000000, 536870912, 1000)
+    """
+    if isinstance(size, int):
+        number, unit = float(size), ""
+    else:
+        text = size.strip().lower()
+        digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+        unit = text[len(digits) :].strip().removesuffix("b")
+        try:
+            number = float(digits)
+        except ValueError:
+            number = 0
+    factor = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+    factor |= {f"{u}i": 1024**k for k, u in enumerate("kmgt", 1)}
+    if unit not in factor or number <= 0:
+        raise UsageError(f"{size!r} is no number of bytes", 'write it as in "2 GB" or "512 MiB"')
+    return int(number * factor[unit])
+
+
+def _plan_id(
+    target: Target, bounds: NDArray[np.int64], content_id: str, labels: Mapping[str, NDArray[Any]]
+) -> str:
+    h = hashlib.sha256(f"{PLAN_FORMAT} {content_id}".encode())
+    descr = np.lib.format.dtype_to_descr(target.dtype)
+    h.update(json.dumps([target.shape, descr, target.options]).encode() + bounds.tobytes())
+    for name, values in labels.items():
+        h.update(f"{name} {values.dtype.str} ".encode() + values.tobytes())
+    return h.hexdigest()[:16]

@@ -1,0 +1,88 @@
+"""Progress: a bar in a terminal or notebook, a line a minute elsewhere, nothing where it is not wanted."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from daskstack.text import WIDTH, count, duration
+
+LINE_EVERY = 60.0  # seconds between lines where there is no terminal
+
+
+class Progress:
+    """Counts files and bytes as blocks are done.
+
+    Parameters
+    ----------
+    total : int
+        Files (or items) in all.
+    unit : str
+        "files" or "items".
+    wanted : bool or None
+        False is silent.
+    """
+
+    def __init__(self, total: int, unit: str, *, wanted: bool | None) -> None:
+        self.total, self.unit = total, unit
+        self.done = self.nbytes = self.bad = 0
+        self.begin = self.told = time.monotonic()
+        self.bar: Any = None
+        self.wanted = wanted is not False
+        if self.wanted and (sys.stderr.isatty() or _in_notebook()):
+            from tqdm.auto import tqdm
+
+            self.bar = tqdm(
+                total=total,
+                ncols=None if _in_notebook() else min(WIDTH, _terminal_width()),
+                ascii=" #",
+                leave=False,
+                bar_format="{percentage:3.0f}% |{bar}| {desc}",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.close()
+        elif self.wanted:
+            self._line()
+
+    def update(self, files: int, nbytes: int, bad: int) -> None:
+        """Count a block that is done."""
+        self.done += files
+        self.nbytes += nbytes
+        self.bad += bad
+        if self.bar is not None:
+            self.bar.set_description_str(self.text(), refresh=False)
+            self.bar.update(files)
+        elif self.wanted and time.monotonic() - self.told >= LINE_EVERY:
+            self._line()
+
+    def text(self) -> str:
+        """What is done, how fast, how many are bad, how long it will take."""
+        elapsed = max(1e-9, time.monotonic() - self.begin)
+        left = duration(elapsed * (self.total - self.done) / self.done) if self.done else "?"
+        rate = self.nbytes / elapsed / 1e9
+        return f"{count(self.done)}/{count(self.total)} {self.unit}  {rate:.2f} GB/s  bad {self.bad}  left {left}"
+
+    def _line(self) -> None:
+        self.told = time.monotonic()
+        print(f"{100 * self.done // max(1, self.total):3d}%  {self.text()}", file=sys.stderr, flush=True)
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules.get("IPython")
+    found = shell.get_ipython() if shell is not None else None
+    return found is not None and hasattr(found, "kernel")
+
+
+def _terminal_width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns

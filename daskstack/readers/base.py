@@ -1,0 +1,277 @@
+"""What every reader is: one open file as entries along axis 0, checked against what the stack is due.
+
+A format fills in :meth:`Reader.open`; everything that all formats share (what "one file, one item"
+and "pages joined" mean, the exact check of shape and dtype, the file's name in every error) is here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskstack.blocks import as_bytes
+from daskstack.errors import BadFileError
+from daskstack.text import plural, shape_text
+
+Join: TypeAlias = Literal["stack", "concat"]
+Array: TypeAlias = NDArray[Any]
+
+NOT_THE_FILES_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+# What people meet under an image's name; each with what to do about it.
+FOREIGN = (
+    (b"version https://git-lfs", "a Git LFS pointer (text, not data); fetch the data with: git lfs pull"),
+    (b"<!doctype html", "an HTML page, as a failed download leaves it; download the file again"),
+    (b"<html", "an HTML page, as a failed download leaves it; download the file again"),
+    (b"<?xml", "an XML text"),
+    (b"PK\x03\x04", "a ZIP archive, as np.savez writes it (.npz); save its arrays one by one with np.save"),
+    (b"\x93NUMPY", "a NumPy .npy file under another suffix"),
+    (b"II*\x00", "a TIFF file under another suffix"),
+    (b"MM\x00*", "a TIFF file under another suffix"),
+    (b"II+\x00", "a TIFF file under another suffix"),
+    (b"MM\x00+", "a TIFF file under another suffix"),
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x1f\x8b", "gzip-compressed data; unpack it first"),
+    (b"\x00\x05\x16\x07", "a resource fork of macOS (AppleDouble)"),
+    (b"\x80\x04", "a Python pickle; daskstack never loads pickles"),
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What one file holds: ``rows`` items along axis 0, each of ``shape`` and (native) ``dtype``."""
+
+    rows: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    dims: tuple[str, ...] = ()
+
+    @property
+    def item_nbytes(self) -> int:
+        """Size of one item in bytes."""
+        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Contents:
+    """One open file: its own shape, of which the last ``page_ndim`` axes are a page, and how pages are read.
+
+    ``read(out, start)`` fills ``out`` (C-contiguous, native dtype) of shape (k, *page shape) with the
+    pages from ``start`` on, all leading axes counted as one.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    page_ndim: int
+    read: Callable[[Array, int], None]
+    dims: tuple[str, ...] = ()
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        return self.shape[len(self.shape) - self.page_ndim :]
+
+    @property
+    def pages(self) -> int:
+        return int(np.prod(self.shape[: len(self.shape) - self.page_ndim], dtype=object))
+
+    def header(self, join: Join) -> Header:
+        """The file as items: itself as one, or its pages."""
+        dtype = self.dtype.newbyteorder("=")
+        if join == "stack":
+            return Header(1, self.shape, dtype, self.dims)
+        dims = self.dims[len(self.dims) - self.page_ndim :]
+        return Header(self.pages, self.page_shape, dtype, dims)
+
+
+@dataclass(frozen=True)
+class Reader(ABC):
+    """Reads the files of one format; frozen and picklable, so that tasks can carry it.
+
+    Parameters
+    ----------
+    join : {"stack", "concat"}
+        Whether a file is one item, or its pages (its entries along axis 0) are.
+    """
+
+    join: Join = "stack"
+
+    suffixes: ClassVar[frozenset[str]]
+    alike_in_size: ClassVar[bool] = False  # whether files of equal items are equally long as a rule
+
+    @abstractmethod
+    def open(self, path: str) -> AbstractContextManager[Contents]:
+        """Open the file and read its header, no pixels yet."""
+
+    def probe(self, path: str) -> Header:
+        """What the file holds, from its header alone.
+
+        Raises
+        ------
+        BadFileError
+            The file cannot be read, or is of another kind.
+        """
+        with _naming(path), self.open(path) as contents:
+            _check_joinable(path, contents, self.join)
+            return contents.header(self.join)
+
+    def read(self, path: str, due: Header, out: Array, start: int = 0) -> None:
+        """Fill ``out`` with the items of one file from ``start`` on.
+
+        Parameters
+        ----------
+        path : str
+            The file.
+        due : Header
+            What it must hold, exactly; byte order aside.
+        out : array, shape (k, *due.shape), of due.dtype
+            Where the items go; may be strided.
+        start : int, optional
+            The first item of the file to read.
+
+        Raises
+        ------
+        BadFileError
+            It cannot be read or holds something else.
+        """
+        with _naming(path), self.open(path) as contents:
+            _check_joinable(path, contents, self.join)
+            check(path, contents.header(self.join), due)
+            whole = np.empty(out.shape, due.dtype) if not out.flags.c_contiguous else out
+            if self.join == "stack":
+                contents.read(whole.reshape(contents.pages, *contents.page_shape), 0)
+            else:
+                contents.read(whole, start)
+            if whole is not out:
+                out[...] = whole
+
+    def read_into(
+        self, paths: Sequence[str], out: Array, due: Header, pieces: Sequence[tuple[int, int, int]] | None = None
+    ) -> list[BadFileError]:
+        """Fill ``out`` with the items of many files, end to end; a bad file does not stop the others.
+
+        Parameters
+        ----------
+        paths : sequence of str
+            The files, in order.
+        out : array, shape (items, *due.shape), of due.dtype
+            Where the items go.
+        due : Header
+            What each file must hold (``rows`` of it where ``pieces`` do not say).
+        pieces : sequence of (rows, start, stop), optional
+            For each file how many items it must hold, and which of them are wanted; by default all.
+
+        Returns
+        -------
+        list of BadFileError
+            The files whose place in ``out`` is undefined; empty where all is well.
+        """
+        bad: list[BadFileError] = []
+        at = 0
+        for path, (rows, start, stop) in zip(paths, pieces or [(due.rows, 0, due.rows)] * len(paths), strict=True):
+            try:
+                self.read(path, due if rows == due.rows else replace(due, rows=rows), out[at : at + stop - start], start)
+            except BadFileError as exc:
+                bad.append(exc)
+            at += stop - start
+        return bad
+
+
+def check(path: str, found: Header, due: Header) -> None:
+    """Refuse a file whose items are not exactly as due.
+
+    Raises
+    ------
+    BadFileError
+        It says what was found and what was due; the shape is left out where only the dtype differs.
+    """
+    if found.shape != due.shape:
+        raise BadFileError(path, f"{shape_text(found.shape)} {found.dtype}", f"{shape_text(due.shape)} {due.dtype}")
+    if found.dtype != due.dtype:
+        raise BadFileError(path, str(found.dtype), str(due.dtype))
+    if found.rows != due.rows:
+        raise BadFileError(path, plural(found.rows, "item"), f"{due.rows}, as when the files were listed")
+
+
+def _check_joinable(path: str, contents: Contents, join: Join) -> None:
+    if join == "concat" and not contents.shape:
+        raise BadFileError(path, "a single value, which has no axis to join along")
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Give every error that a file causes the file's name."""
+    try:
+        yield
+    except BadFileError:
+        raise
+    except FileNotFoundError as exc:
+        raise BadFileError(path, "no such file (it was there when the files were listed)") from exc
+    except OSError as exc:
+        if exc.errno in NOT_THE_FILES_FAULT:
+            raise
+        raise BadFileError(path, (exc.strerror or str(exc)).lower()) from exc
+    except Exception as exc:  # a library's, or a user's reader's, own kind
+        raise BadFileError(path, f"cannot be read: {type(exc).__name__}: {exc}") from exc
+
+
+@contextmanager
+def open_regular(path: str) -> Iterator[tuple[int, int]]:
+    """A descriptor and the size of a regular file; anything else (a pipe would hang) is refused."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise BadFileError(path, "not a regular file")
+        if not found.st_size:
+            raise BadFileError(path, "empty file (0 bytes)")
+        yield descriptor, found.st_size
+    finally:
+        os.close(descriptor)
+
+
+def refuse_foreign(path: str, head: bytes, kind: str) -> BadFileError:
+    """The error for a file that does not begin as its kind does."""
+    text = head.lstrip().lower()
+    for magic, what in FOREIGN:
+        if head.startswith(magic) or text.startswith(magic.lower()):
+            return BadFileError(path, f"not {kind} but {what}")
+    if not head.strip(b"\x00"):
+        return BadFileError(path, f"not {kind}: it begins with zeros, as an interrupted copy leaves it")
+    return BadFileError(path, f"not {kind}: it begins with {head[:8]!r}")
+
+
+def read_at(descriptor: int, out: Array, offset: int) -> None:
+    """Fill a C-contiguous array with the bytes at ``offset``.
+
+    Raises
+    ------
+    ValueError
+        The file ends before.
+    """
+    view = memoryview(as_bytes(out))
+    while view:
+        done = os.preadv(descriptor, [view], offset)
+        if not done:
+            raise ValueError(f"the file ends {len(view)} bytes too early")
+        view, offset = view[done:], offset + done
+
+
+def to_native(out: Array, stored: np.dtype[Any]) -> None:
+    """Turn what was read as bytes of the stored dtype into native order, in place."""
+    if stored == out.dtype:
+        return
+    if out.dtype.names is None:
+        out.byteswap(inplace=True)
+    else:  # each field has an order of its own
+        out[...] = out.view(stored)

@@ -1,0 +1,121 @@
+"""NumPy's .npy, header versions 1 to 3.
+
+The header is parsed here, along the format's description (numpy.lib.format, NEP 1), since NumPy has
+no public function for version 3, and its others refuse the long headers of record arrays.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from daskstack.errors import BadFileError
+from daskstack.readers.base import Array, Contents, Reader, open_regular, read_at, refuse_foreign, to_native
+
+MAGIC = b"\x93NUMPY"
+FIRST_READ = 4096
+MOST_HEADER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the data of a .npy file lies and what it means."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fortran: bool
+
+    @property
+    def size(self) -> int:
+        """How long the file must be."""
+        return self.offset + int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class NpyReader(Reader):
+    """Reads .npy files without memory maps; object arrays are refused, nothing is ever unpickled."""
+
+    suffixes: ClassVar[frozenset[str]] = frozenset({".npy"})
+    alike_in_size: ClassVar[bool] = True
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[Contents]:
+        with open_regular(path) as (descriptor, size):
+            layout = read_layout(path, descriptor)
+            if size != layout.size:
+                raise BadFileError(
+                    path, f"{size} bytes", f"{layout.size} for {layout.shape} {layout.dtype} as its header says"
+                )
+
+            def read(out: Array, start: int) -> None:
+                if layout.fortran and len(layout.shape) > 1:
+                    whole = np.empty(layout.shape[::-1], layout.dtype)
+                    read_at(descriptor, whole, layout.offset)
+                    out[...] = whole.T.reshape(-1, *out.shape[1:])[start : start + len(out)]
+                else:
+                    read_at(descriptor, out, layout.offset + start * (out.nbytes // max(1, len(out))))
+                    to_native(out, layout.dtype)
+
+            yield Contents(layout.shape, layout.dtype, max(0, len(layout.shape) - 1), read, dims=dims(layout.shape))
+
+
+def dims(shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Names of the axes of an array that brings none of its own."""
+    return ("y", "x") if len(shape) == 2 else tuple(f"dim_{k + 1}" for k in range(len(shape)))
+
+
+def read_layout(path: str, descriptor: int) -> Layout:
+    """Parse the header of an open file.
+
+    Raises
+    ------
+    BadFileError
+        It is no .npy file, its header is damaged, or it holds pickled objects.
+    """
+    head = os.pread(descriptor, FIRST_READ, 0)
+    if not head.startswith(MAGIC):
+        raise refuse_foreign(path, head, "a .npy file")
+    if len(head) < 10 or head[6] not in (1, 2, 3):
+        raise BadFileError(path, f"a .npy header of version {head[6] if len(head) > 6 else 'none'}", "1, 2 or 3")
+    begin = 10 if head[6] == 1 else 12
+    length = int.from_bytes(head[8:begin], "little")
+    if length > MOST_HEADER_BYTES:
+        raise BadFileError(path, f"a .npy header of {length} bytes", f"at most {MOST_HEADER_BYTES}")
+    if begin + length > len(head):
+        head = os.pread(descriptor, begin + length, 0)
+    if begin + length > len(head):
+        raise BadFileError(path, f"{len(head)} bytes", f"a header of {begin + length}")
+    try:
+        return _parse(head[begin : begin + length], begin + length, "utf-8" if head[6] == 3 else "latin-1")
+    except (ValueError, SyntaxError, TypeError, LookupError, MemoryError, RecursionError) as exc:
+        raise BadFileError(path, f"a .npy header that cannot be read: {exc}") from exc
+
+
+@lru_cache(maxsize=256)
+def _parse(text: bytes, offset: int, encoding: str) -> Layout:
+    """The header's dictionary, checked; cached, since in a stack nearly all are alike."""
+    source = text.decode(encoding).strip()
+    try:
+        header = ast.literal_eval(source)
+    except SyntaxError:  # Python 2 wrote long integers as 5L
+        header = ast.literal_eval(re.sub(r"(?<=\d)L\b", "", source))
+    if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError("it is not a dictionary of descr, fortran_order and shape")
+    shape, fortran = header["shape"], header["fortran_order"]
+    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"its shape is {shape!r}")
+    if not isinstance(fortran, bool):
+        raise ValueError(f"its fortran_order is {fortran!r}")
+    dtype = np.lib.format.descr_to_dtype(header["descr"])
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects (a pickle), which are never loaded; save plain numbers")
+    return Layout(offset, shape, dtype, fortran)

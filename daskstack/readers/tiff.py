@@ -1,0 +1,170 @@
+"""TIFF through tifffile, one file at a time, its own pages only.
+
+tifffile is lenient: it logs trouble and goes on, drops pages of another size, takes zeros for strips
+that are not there and opens other files that a file names.  Here all of that is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from daskstack.errors import BadFileError
+from daskstack.readers.base import Array, Contents, Reader, open_regular, read_at, refuse_foreign, to_native
+from daskstack.text import listed, shape_text
+
+if TYPE_CHECKING:
+    from tifffile import TiffFile, TiffPage, TiffPageSeries
+
+MAGICS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
+STRIP_OFFSETS = 273
+# tifffile's letters for axes that mean something; others (unknown, sequence) get a number.
+AXES = {"T": "t", "Z": "z", "C": "c", "Y": "y", "X": "x", "S": "s"}
+
+
+@dataclass(frozen=True)
+class TiffReader(Reader):
+    """Reads TIFF and BigTIFF files: stored values, never inverted, expanded or scaled."""
+
+    suffixes: ClassVar[frozenset[str]] = frozenset({".tif", ".tiff"})
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[Contents]:
+        from tifffile import TiffFile
+
+        with open_regular(path) as (descriptor, size):
+            head = os.pread(descriptor, 256, 0)
+            if not head.startswith(MAGICS):
+                raise refuse_foreign(path, head, "a TIFF file")
+            # The flags keep tifffile from following the names of other files that a file gives.
+            with (
+                os.fdopen(descriptor, "rb", closefd=False) as handle,
+                _strict(path),
+                TiffFile(handle, name=os.path.basename(path), is_ome=False, is_mmstack=False, is_ndtiff=False) as tif,
+            ):
+                series = _only_series(path, tif)
+                page = series.keyframe
+                _check_pages(path, tif, series, size)
+
+                def read(out: Array, start: int) -> None:
+                    with _strict(path):
+                        _read(tif, series, out, start)
+
+                yield Contents(
+                    tuple(map(int, series.shape)), np.dtype(series.dtype), len(page.shape), read, dims=_dims(series.axes)
+                )
+
+
+class _Records(logging.Filter):
+    """Takes the records of threads that ask for them off tifffile's logger, and leaves the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.local()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        taken: list[str] | None = getattr(self.thread, "taken", None)
+        if taken is None:
+            return True
+        if record.levelno >= logging.WARNING:
+            taken.append(record.getMessage())
+        return False
+
+
+_records = _Records()
+
+
+@contextmanager
+def _strict(path: str) -> Iterator[None]:
+    """Make an error of whatever tifffile logs in this thread from WARNING up."""
+    from tifffile import logger
+
+    logger().addFilter(_records)  # once: a filter that is there already is not added again
+    before = getattr(_records.thread, "taken", None)
+    taken: list[str] = []
+    _records.thread.taken = taken
+    try:
+        yield
+    finally:
+        _records.thread.taken = before
+    if taken:
+        message = taken[0].partition("> ")[2] if taken[0].startswith("<tifffile.") else taken[0]
+        raise BadFileError(path, f"tifffile says: {message or taken[0]}")
+
+
+def _only_series(path: str, tif: TiffFile) -> TiffPageSeries:
+    """The one image, or stack of pages, that the file holds."""
+    series = tif.series
+    if not series or not series[0].size or series[0].dtype is None:
+        raise BadFileError(path, "a TIFF file without an image that can be read")
+    if len(series) > 1:
+        kinds = listed([f"{shape_text(s.shape)} {s.dtype}" for s in series])
+        raise BadFileError(path, f"{len(series)} series of pages: {kinds}", "one")
+    return series[0]
+
+
+def _check_pages(path: str, tif: TiffFile, series: TiffPageSeries, size: int) -> None:
+    """Refuse what tifffile would leave out or fill with zeros."""
+    page = series.keyframe
+    frames, rest = divmod(math.prod(series.shape), max(1, math.prod(page.shape)))
+    if rest or tuple(series.shape[len(series.shape) - len(page.shape) :]) != tuple(page.shape):
+        raise BadFileError(path, f"{shape_text(series.shape)} in pages of {shape_text(page.shape)}", "whole pages")
+    stored = len(tif.pages)
+    if stored not in (1, frames, frames * len(series.levels)):
+        raise BadFileError(path, f"{stored} pages", f"{frames}, as its description says")
+    if stored < frames:  # ImageJ and others: one directory, the pixels of all pages in one run
+        end = page.dataoffsets[0] + frames * page.nbytes if page.is_contiguous else size + 1
+        if end > size:
+            raise BadFileError(path, f"{stored} page", f"{frames}, as its description says")
+    for number, one in enumerate(series.pages):
+        if one is None:
+            raise BadFileError(path, f"page {number} is missing")
+        _check_segments(path, number, one, size)
+
+
+def _check_segments(path: str, number: int, page: Any, size: int) -> None:
+    """Every strip is stored, whole, inside the file; a tile may be left out, as the format allows."""
+    key: TiffPage = page.keyframe
+    if len(page.dataoffsets) != len(page.databytecounts) or len(page.dataoffsets) < math.prod(key.chunked):
+        raise BadFileError(path, f"page {number} has {len(page.dataoffsets)} strips", f"{math.prod(key.chunked)}")
+    for offset, length in zip(page.dataoffsets, page.databytecounts, strict=True):
+        if (not offset or not length) and (offset or length or not key.is_tiled):
+            raise BadFileError(path, f"page {number} has a strip that is not stored")
+        if offset + length > size:
+            raise BadFileError(path, f"page {number} ends at byte {offset + length}", f"within its {size} bytes")
+    if key.compression == 1 and not key.is_tiled:
+        stored = sum(page.databytecounts)
+        packed = not isinstance(key.bitspersample, int) or key.bitspersample % 8
+        if stored < key.nbytes and not packed:
+            raise BadFileError(path, f"page {number} has {stored} bytes of pixels", f"{key.nbytes}")
+
+
+def _read(tif: TiffFile, series: TiffPageSeries, out: Array, start: int) -> None:
+    """Fill ``out`` with pages, decoded in this thread."""
+    page = series.keyframe
+    frames = math.prod(series.shape) // math.prod(page.shape)
+    if len(out) == frames:
+        out[...] = tif.asarray(series=0, maxworkers=1).reshape(out.shape)
+    elif len(series.pages) == frames:
+        for k in range(len(out)):
+            out[k] = series.pages[start + k].asarray(maxworkers=1)
+    else:  # one directory, all pixels in one run
+        stored = np.dtype(page.dtype).newbyteorder(tif.byteorder)
+        read_at(tif.filehandle.fileno(), out, page.dataoffsets[0] + start * page.nbytes)
+        to_native(out, stored)
+
+
+def _dims(axes: str) -> tuple[str, ...]:
+    """Names for the axes, from tifffile's letters where each is known and single."""
+    known = [AXES[a] for a in axes if a in AXES]
+    if len(known) == len(set(known)):
+        return tuple(AXES.get(a, f"dim_{k + 1}") for k, a in enumerate(axes))
+    return tuple(f"dim_{k + 1}" for k in range(len(axes)))

@@ -1,0 +1,306 @@
+"""A plan carried out on a Dask scheduler: one task a block, failures returned as values."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+import daskstack
+from daskstack import staging
+from daskstack.errors import BadFileError, BadFilesError, NoSpaceError, OutputError, OutputExistsError
+from daskstack.plan import StorePlan
+from daskstack.progress import Progress
+from daskstack.stack import BlockRead, FileStack
+from daskstack.targets import Index, Target
+from daskstack.targets.npy import NpyTarget, crc32c
+from daskstack.text import count, duration, listed, nbytes, plural, printable, shape_text, shown, table
+
+log = logging.getLogger("daskstack")
+
+
+@dataclass(frozen=True)
+class StoreReport:
+    """What a build did; print it.
+
+    Attributes
+    ----------
+    out : str
+        The output.
+    side_files : tuple of str
+        What lies beside it.
+    shape, dtype
+        Of the output.
+    files : int
+        Files read; 0 where the output was there already.
+    seconds : float
+        From plan to publication.
+    """
+
+    out: str
+    side_files: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    files: int
+    seconds: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        what = f"{shown(self.out)} {shape_text(self.shape)} {self.dtype}, {nbytes(self.nbytes)}"
+        if self.files:
+            rate = count(round(self.files / max(1e-9, self.seconds)))
+            head = f"done  {what} in {duration(self.seconds)}, {rate} files/s"
+        else:
+            head = f"done  {what}: it was there already, made from these files"
+        meaning = {".csv": "row to file", ".json": "how it was made", ".npy": "label"}
+        beside = [f"{shown(p)} ({meaning[os.path.splitext(p)[1]]})" for p in self.side_files]
+        beside.sort(key=lambda text: not text.endswith("(row to file)"))
+        read = f'np.load("{shown(self.out)}", mmap_mode="r")'
+        return "\n".join([head, *(f"      {b}" for b in beside), f"read  {read}"])
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """What a task gives back: checksums of its items, its bad files, or why it failed."""
+
+    block: int
+    checksums: tuple[int, ...] = ()
+    bad: tuple[BadFileError, ...] = ()
+    error: Exception | None = None
+
+
+def store_block(k: int, read: BlockRead, target: Target, folder: str, start: int) -> BlockResult:
+    """The one task: read a block, check it, write it durably, tell what it was.
+
+    Local schedulers stop at the first exception, so that every failure is a value.
+    """
+    try:
+        array, bad = read.read()
+        if bad:
+            return BlockResult(k, bad=tuple(bad))
+        target.write(folder, start, array)
+        return BlockResult(k, tuple(crc32c(item) for item in array))
+    except Exception as exc:
+        return BlockResult(k, error=exc)
+
+
+def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None) -> StoreReport:
+    """Carry out a plan.
+
+    Raises
+    ------
+    BadFilesError
+        Some files are bad; every other block was tried, nothing is published.
+    NoSpaceError, OutputError, OutputExistsError
+        The output cannot be written.
+    """
+    begin = time.monotonic()
+    finished = check_output(plan, stack)
+    if finished is not None:
+        return finished
+    old = plan.target.own_names(plan.out)
+    for bad in stack.condemned():
+        log.warning("bad   %s", bad)
+    folder = staging.prepare(plan.out, plan.plan_id, _manifest(plan, stack), plan.target)
+    try:
+        results = _run_blocks(plan, stack, folder, progress)
+        _raise_failures(plan, stack, results)
+        index = _index(plan, stack, results)
+        moves = plan.target.finish(folder, plan.out, index)
+        staging.publish(folder, moves, old_names=old)
+    finally:
+        staging.remove(folder)
+    seconds = time.monotonic() - begin
+    return StoreReport(plan.out, plan.final_names[:-1], plan.target.shape, plan.target.dtype, len(stack.files), seconds)
+
+
+def check_output(plan: StorePlan, stack: FileStack) -> StoreReport | None:
+    """Look, without writing, whether the plan can be carried out.
+
+    Returns
+    -------
+    StoreReport, optional
+        Where the output is there already, made by this very plan from files that have not changed.
+
+    Raises
+    ------
+    OutputExistsError
+        A final name is taken by something that may not be replaced, or is one of the inputs.
+    OutputError, NoSpaceError
+        The folder is not there, or the disk is too small.
+    """
+    parent = os.path.dirname(plan.out)
+    if not os.path.isdir(parent):
+        raise OutputError(f"there is no folder {shown(parent)}", f"make it: mkdir -p {shown(parent)}")
+    _refuse_inputs(plan, stack)
+    own = plan.target.own_names(plan.out)
+    if plan.out in own:
+        changed = _changed_since(plan, stack)
+        if changed == []:
+            report = (plan.out, plan.final_names[:-1], plan.target.shape, plan.target.dtype)
+            return StoreReport(*report, files=0, seconds=0.0)
+        if not plan.overwrite:
+            raise OutputExistsError(*_why_not_again(plan, changed))
+    for name in plan.final_names:
+        if os.path.lexists(name) and name not in own:
+            whose = f"{shown(name)} exists and was not made by daskstack"
+            raise OutputExistsError(f"{whose}; it was not touched", "choose another OUT")
+    if plan.free < plan.need:
+        raise NoSpaceError(
+            f"{shown(plan.out)} needs {nbytes(plan.need)}; {nbytes(plan.free)} are free on its disk (or in its quota)",
+            "make room, or choose another disk",
+        )
+    return None
+
+
+def _refuse_inputs(plan: StorePlan, stack: FileStack) -> None:
+    """An output that is an input, by whatever name or link, would be destroyed before it is read."""
+    for name in plan.final_names:
+        try:
+            found = os.stat(name)
+        except OSError:
+            continue
+        alike = (stack.listing.sizes == found.st_size) & (stack.listing.mtimes == found.st_mtime_ns)
+        for k in np.flatnonzero(alike):
+            if os.path.samefile(name, stack.listing.paths[k]):
+                raise OutputExistsError(
+                    f"{shown(name)} is one of the inputs; it was not touched", "choose another OUT, or leave it out"
+                )
+
+
+def _changed_since(plan: StorePlan, stack: FileStack) -> list[str] | None:
+    """The files that are not as they were when the output was made; None where another plan made it."""
+    record = plan.target.read_record(plan.out)
+    if record is None or record["plan_id"] != plan.plan_id:
+        return None
+    index = plan.target.read_index(plan.out)
+    sizes, mtimes = (np.array(index[name], dtype=np.int64) for name in ("size", "mtime"))
+    same = (sizes == stack.listing.sizes[stack.file_of]) & (mtimes == stack.listing.mtimes[stack.file_of])
+    return [stack.files[k] for k in np.unique(stack.file_of[~same])]
+
+
+def _why_not_again(plan: StorePlan, changed: list[str] | None) -> tuple[str, str]:
+    if changed is None:
+        what = "was made from other files or with other options"
+    else:
+        what = f"was made before {plural(len(changed), 'file')} changed: {listed([shown(p) for p in changed])}"
+    return f"{shown(plan.out)} exists and {what}; it was not touched", "choose another OUT, or --overwrite it"
+
+
+def _run_blocks(plan: StorePlan, stack: FileStack, folder: str, progress: bool | None) -> list[BlockResult]:
+    """Every block's result, in order; the first failure that is no file's fault ends the run."""
+    from dask.callbacks import Callback
+    from dask.task_spec import Task
+
+    edges = plan.bounds.tolist()
+    keys = [f"store-{plan.plan_id}-{k}" for k in range(plan.blocks)]
+    graph = {
+        key: Task(key, store_block, k, stack.block(edges[k], edges[k + 1]), plan.target, folder, edges[k])
+        for k, key in enumerate(keys)
+    }
+    item = stack.header.item_nbytes
+    unit = "files" if len(stack) == len(stack.files) else "items"
+    with Progress(len(stack), unit, wanted=progress) as shown_progress:
+
+        def told(key: str, result: BlockResult, *_: Any) -> None:
+            if result.error is not None:
+                raise result.error
+            items = edges[result.block + 1] - edges[result.block]
+            shown_progress.update(items, items * item, len(result.bad))
+
+        with Callback(posttask=told):
+            return list(_get(plan, graph, keys))
+
+
+def _get(plan: StorePlan, graph: Mapping[str, Any], keys: list[str]) -> Any:
+    """Run the graph; dask.threaded is called by itself, since naming "threads" would import distributed."""
+    if plan.scheduler == "synchronous":
+        from dask.local import get_sync
+
+        return get_sync(graph, keys)
+    from dask.threaded import get
+
+    with ThreadPoolExecutor(plan.threads) as pool:
+        return get(graph, keys, pool=pool)
+
+
+def _raise_failures(plan: StorePlan, stack: FileStack, results: list[BlockResult]) -> None:
+    bad = [b for r in results for b in r.bad]
+    if not bad:
+        return
+    place = {path: k for k, path in reversed(list(enumerate(stack.files)))}
+    once = {b.path: b for b in bad}
+    files = sorted(once.values(), key=lambda b: place[b.path])
+    verb = "is" if len(files) == 1 else "are"
+    raise BadFilesError(
+        f"{count(len(files))} of {plural(len(stack.files), 'file')} {verb} bad; {shown(plan.out)} not made",
+        "mend or leave out these files, then the same command",
+        files,
+    )
+
+
+def _manifest(plan: StorePlan, stack: FileStack) -> dict[str, Any]:
+    """What is written before the first block: what the staging folder is for."""
+    return {"daskstack": daskstack.__version__, "plan_id": plan.plan_id, **_record(plan, stack)}
+
+
+def _record(plan: StorePlan, stack: FileStack) -> dict[str, Any]:
+    """How the output is made, for the JSON beside it."""
+    return {
+        "plan_id": plan.plan_id,
+        "version": daskstack.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        **plan.target.options,
+        "shape": list(plan.target.shape),
+        "dtype": np.lib.format.dtype_to_descr(plan.target.dtype),
+        "dims": list(stack.dims),
+        "labels": list(plan.labels),
+        "sources": list(stack.listing.sources),
+        "root": stack.root,
+        "join": stack.reader.join,
+        "filled": [],
+    }
+
+
+def _index(plan: StorePlan, stack: FileStack, results: list[BlockResult]) -> Index:
+    names = stack.names
+    checksums = np.fromiter((c for r in results for c in r.checksums), dtype=np.uint32, count=len(stack))
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    return Index(
+        files=[names[k] for k in stack.file_of.tolist()],
+        pages=stack.row_of if stack.reader.join == "concat" else None,
+        labels=stack.labels,
+        sizes=stack.listing.sizes[stack.file_of],
+        mtimes=stack.listing.mtimes[stack.file_of],
+        checksums=checksums,
+        record={"created": created, **_record(plan, stack)},
+    )
+
+
+def describe_output(out: str) -> str | None:
+    """How a finished output was made, as a table; None where daskstack did not make it."""
+    record = NpyTarget((), np.dtype("uint8")).read_record(out)
+    if record is None:
+        return None
+    dtype = np.dtype(np.lib.format.descr_to_dtype(record["dtype"])) if isinstance(record["dtype"], str) else record["dtype"]
+    sizes = [f"{dim} {count(n)}" for dim, n in zip(record["dims"], record["shape"], strict=True)]
+    rows = [
+        ("array", f"({', '.join(sizes)}) {dtype} in {shown(out)}"),
+        ("from", f"{listed(record['sources'])}, below {printable(record['root'])}"),
+        ("labels", ", ".join(record["labels"]) or "none"),
+        ("made", f"{record['created']} by daskstack {record['version']}; plan {record['plan_id']}"),
+    ]
+    return table(rows)

@@ -1,0 +1,456 @@
+"""The ordered files as one array: which items they give, the block a task reads, the lazy Dask array."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskstack import blocks
+from daskstack.discover import Listing
+from daskstack.errors import BadFileError, BadFilesError, UsageError
+from daskstack.names import LabelArrays, Labels, read_labels, sort_order
+from daskstack.readers import Header, Join, Reader, check, choose
+from daskstack.text import count, listed, nbytes, plural, printable, shape_text, shown, table
+
+if TYPE_CHECKING:
+    import dask.array
+
+T = TypeVar("T")
+
+HEADER_THREADS = 8
+ADVICE_FILES = "mend or leave out these files"
+
+
+@dataclass(frozen=True)
+class BlockRead:
+    """The block a task reads: its files, and which of their items; small, so that it can travel.
+
+    Attributes
+    ----------
+    reader : Reader
+        Reads each of them.
+    packed : bytes
+        The files' paths, compressed; in most stacks they differ by a number only.
+    pieces : array of int64, shape (files, 3), optional
+        For each file how many items it must hold, the first wanted and the one after the last; None
+        where each is one item.
+    due : Header
+        What each item must be.
+    items : int
+        How many items the block holds.
+    """
+
+    reader: Reader
+    packed: bytes
+    pieces: NDArray[np.int64] | None
+    due: Header
+    items: int
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, in order."""
+        return [os.fsdecode(p) for p in zlib.decompress(self.packed).split(b"\0")]
+
+    def read(self) -> tuple[NDArray[Any], list[BadFileError]]:
+        """The block, and the files whose part of it is undefined."""
+        out = np.empty((self.items, *self.due.shape), self.due.dtype)
+        pieces = None if self.pieces is None else [(int(r), int(a), int(b)) for r, a, b in self.pieces]
+        return out, self.reader.read_into(self.paths, out, self.due, pieces)
+
+
+def load_block(block: BlockRead) -> NDArray[Any]:
+    """What a delayed read does.
+
+    Raises
+    ------
+    BadFilesError
+        One report of all bad files of the block.
+    """
+    array, bad = block.read()
+    if bad:
+        raise BadFilesError(f"{plural(len(bad), 'bad file')} in this block", ADVICE_FILES, bad)
+    return array
+
+
+@dataclass(frozen=True)
+class FileStack:
+    """Ordered files whose items make one array; see :class:`daskstack.Stack` for what people use.
+
+    Attributes
+    ----------
+    listing : Listing
+        The files, in order.
+    reader : Reader
+        What reads them.
+    header : Header
+        Shape and dtype of one item.
+    header_from : str
+        The file that gave the header.
+    file_rows : array of int64, shape (files,)
+        How many items each file holds.
+    file_of, row_of : array of int64, shape (items,)
+        The file of each item, and which of its items it is.
+    labels : dict of str to array, each of shape (items,)
+        Labels, in item order.
+    items_each : int, optional
+        Items a block, where the user chose.
+    """
+
+    listing: Listing
+    reader: Reader
+    header: Header
+    header_from: str
+    file_rows: NDArray[np.int64]
+    file_of: NDArray[np.int64]
+    row_of: NDArray[np.int64]
+    labels: LabelArrays
+    files_per_block: int | None
+
+    def __len__(self) -> int:
+        return len(self.file_of)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files' paths, in order."""
+        return tuple(self.listing.paths)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array, items along axis 0."""
+        return (len(self), *self.header.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of every item, in native byte order."""
+        return self.header.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole array in bytes."""
+        return len(self) * self.header.item_nbytes
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the axes, ``item`` first."""
+        return ("item", *self.header.dims)
+
+    @cached_property
+    def root(self) -> str:
+        """The folder below which all files lie."""
+        folders = {p[: len(p) - len(b)] for p, b in zip(self.listing.paths, self.listing.below, strict=True)}
+        return os.path.commonpath(folders)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The files' paths below :attr:`root`, in order; what the index holds."""
+        start = len(self.root.rstrip("/")) + 1
+        return tuple(path[start:] for path in self.listing.paths)
+
+    def __getitem__(self, key: Any) -> Any:
+        """One item as a NumPy array (one file is read), or for a slice or an array of indices a stack."""
+        if isinstance(key, int | np.integer):
+            if not -len(self) <= key < len(self):
+                raise IndexError(f"item {key} of a stack of {len(self)}")
+            item = int(key) % len(self)
+            return load_block(self._subset(np.array([item])).block(0, 1))[0]
+        if isinstance(key, tuple):
+            raise IndexError("a stack is indexed along its items alone; slice .array for the rest")
+        items = np.arange(len(self))[key]
+        if not len(items):
+            raise IndexError(f"no item is left of {len(self)}")
+        return self._subset(items)
+
+    def _subset(self, items: NDArray[np.int64]) -> Self:
+        """The stack of these items: only their files, in the order in which they are first met."""
+        used, file_of = _renumbered(self.file_of[items])
+        listing = self.listing
+        return replace(
+            self,
+            listing=replace(
+                listing,
+                paths=[listing.paths[k] for k in used],
+                below=[listing.below[k] for k in used],
+                sizes=listing.sizes[used],
+                mtimes=listing.mtimes[used],
+            ),
+            file_rows=self.file_rows[used],
+            file_of=file_of,
+            row_of=self.row_of[items],
+            labels={name: values[items] for name, values in self.labels.items()},
+        )
+
+    @cached_property
+    def bounds(self) -> NDArray[np.int64]:
+        """Where blocks begin and end: items ``bounds[k]`` to ``bounds[k + 1]`` are block ``k``."""
+        return self.cut(None)
+
+    def cut(self, most_items: int | None) -> NDArray[np.int64]:
+        """Bounds for blocks of the usual size (or as ``files_per_block`` says), of ``most_items`` at most."""
+        runs = np.flatnonzero(np.diff(self.file_of, prepend=-1))  # where another file begins
+        rows = np.diff(np.append(runs, len(self)))
+        if self.files_per_block:
+            ends = np.append(runs[self.files_per_block :: self.files_per_block], len(self))
+            return np.insert(ends, 0, 0).astype(np.int64)
+        items = blocks.items_per_block(len(self), self.header.item_nbytes)
+        return blocks.cut(rows, items if most_items is None else min(items, most_items))
+
+    def block(self, start: int, stop: int) -> BlockRead:
+        """What reads the items from ``start`` to ``stop``."""
+        file_of, row_of = self.file_of[start:stop], self.row_of[start:stop]
+        begins = np.flatnonzero((np.diff(file_of, prepend=-1) != 0) | (np.diff(row_of, prepend=-1) != 1))
+        used = file_of[begins]
+        pieces = None
+        if self.reader.join == "concat":
+            lengths = np.diff(np.append(begins, stop - start))
+            pieces = np.stack([self.file_rows[used], row_of[begins], row_of[begins] + lengths], axis=1)
+        else:
+            used = file_of
+        packed = zlib.compress(b"\0".join(os.fsencode(self.listing.paths[k]) for k in used), 1)
+        return BlockRead(self.reader, packed, pieces, replace(self.header, rows=1), stop - start)
+
+    def condemned(self) -> list[BadFileError]:
+        """The files that their size alone shows to be bad; where it makes one suspect, its header is read."""
+        sizes = self.listing.sizes
+        suspects = sizes == 0
+        if self.reader.alike_in_size:
+            suspects |= sizes != sizes[self.listing.paths.index(self.header_from)]
+        paths = [self.listing.paths[k] for k in np.flatnonzero(suspects)]
+        rows = self.file_rows[suspects]
+        return [e for e in _in_threads(self._header_error, paths, rows.tolist()) if e is not None]
+
+    def _header_error(self, path: str, rows: int) -> BadFileError | None:
+        try:
+            check(path, self.reader.probe(path), replace(self.header, rows=rows))
+        except BadFileError as exc:
+            return exc
+        return None
+
+    @cached_property
+    def content_id(self) -> str:
+        """A hash of what decides the pixels: files in order, their items, shape, dtype and reader."""
+        h = hashlib.sha256()
+        h.update(b"\0".join(map(os.fsencode, self.listing.paths)))
+        for part in (self.file_of, self.row_of, self.file_rows):
+            h.update(b"\0" + part.tobytes())
+        h.update(repr((self.header.shape, np.lib.format.dtype_to_descr(self.dtype), _identity(self.reader))).encode())
+        return h.hexdigest()
+
+    @cached_property
+    def token(self) -> str:
+        """A hash that changes, too, when a file's size or time does: the name of the Dask array."""
+        h = hashlib.sha256(self.content_id.encode())
+        h.update(self.listing.sizes.tobytes() + self.listing.mtimes.tobytes() + self.bounds.tobytes())
+        return h.hexdigest()[:32]
+
+    @cached_property
+    def array(self) -> dask.array.Array:
+        """The stack as a lazy Dask array: one delayed read a block, wrapped with ``da.from_delayed``.
+
+        Returns
+        -------
+        dask.array.Array, shape (items, *item shape)
+            In one layer, since a layer for each read makes the graph's optimisation quadratic.
+        """
+        import dask.array as da
+        from dask.delayed import delayed
+
+        name = f"daskstack-{self.token}"
+        edges = self.bounds.tolist()
+        reads = [
+            da.from_delayed(
+                delayed(load_block, pure=True)(self.block(start, stop), dask_key_name=f"read-{name}-{k}"),
+                shape=(stop - start, *self.header.shape),
+                dtype=self.dtype,
+                name=f"{name}-{k}",
+            )
+            for k, (start, stop) in enumerate(zip(edges, edges[1:], strict=False))
+        ]
+        return _in_one_layer(reads, name)
+
+    def report(self) -> list[tuple[str, str]]:
+        """What the stack is, as rows of a word and a text."""
+        where = listed([printable(s) for s in self.listing.sources], 1)
+        files = f"{count(len(self.files))} in {where} ({nbytes(int(self.listing.sizes.sum()))})"
+        if self.listing.left_out:
+            files += f"; left out: {_some(self.listing.left_out)}"
+        order = "natural" if self.listing.natural else "as given"
+        sizes = [f"{dim} {count(n)}" for dim, n in zip(self.dims, self.shape, strict=True)]
+        rows = [
+            ("files", files),
+            ("order", f"{order}: {listed(self.names)}"),
+            (
+                "array",
+                f"({', '.join(sizes)}) {self.dtype}, {nbytes(self.nbytes)}; "
+                f"item from {printable(os.path.basename(self.header_from))}",
+            ),
+        ]
+        if self.labels:
+            rows.append(("labels", "; ".join(f"{n} ({_span(v)})" for n, v in self.labels.items())))
+        return rows
+
+    def __repr__(self) -> str:
+        return f"<daskstack.Stack {shape_text(self.shape)} {self.dtype}>\n{table(self.report())}"
+
+
+def open_files(
+    listing: Listing,
+    *,
+    cls: type[FileStack],
+    labels: Labels | None,
+    sort_by: str | Sequence[str] | None,
+    join: Join,
+    reader: Callable[[str], Any] | None,
+    files_per_block: int | None,
+) -> FileStack:
+    """The stack of the listed files: one header is read, or all of them where files are joined.
+
+    Raises
+    ------
+    BadFilesError
+        No file has a header that can be read; where files are joined: any has none, or another shape.
+    UsageError
+        The files are of several formats, or an option makes no sense.
+    """
+    if files_per_block is not None and files_per_block < 1:
+        raise UsageError(f"files_per_block={files_per_block}", "give at least 1")
+    reads = _one_reader(listing, join, reader)
+    arrays = read_labels(listing.below, labels)
+    if sort_by is not None:
+        order = sort_order(arrays, sort_by)
+        listing = replace(
+            listing,
+            paths=[listing.paths[k] for k in order],
+            below=[listing.below[k] for k in order],
+            sizes=listing.sizes[order],
+            mtimes=listing.mtimes[order],
+        )
+        arrays = {name: values[order] for name, values in arrays.items()}
+    header, header_from = _first_header(reads, listing.paths)
+    if join == "concat":
+        file_rows = _all_rows(reads, listing.paths, header)
+    else:
+        file_rows = np.ones(len(listing.paths), dtype=np.int64)
+    file_of = np.repeat(np.arange(len(listing.paths)), file_rows)
+    if not len(file_of):
+        raise UsageError(f"the {plural(len(listing.paths), 'file')} hold no items", "name other files")
+    firsts = np.cumsum(file_rows) - file_rows
+    return cls(
+        listing=listing,
+        reader=reads,
+        header=header,
+        header_from=header_from,
+        file_rows=file_rows,
+        file_of=file_of,
+        row_of=np.arange(len(file_of)) - firsts[file_of],
+        labels={name: values[file_of] for name, values in arrays.items()},
+        files_per_block=files_per_block,
+    )
+
+
+def _one_reader(listing: Listing, join: Join, function: Callable[[str], Any] | None) -> Reader:
+    """The reader of all files; files of several formats are hardly meant."""
+    if function is not None and not callable(function):
+        raise UsageError(f"reader is {type(function).__name__}", "give a function from path to array")
+    first = choose(listing.paths[0], join, function)
+    others = [p for p in listing.paths if os.path.splitext(p)[1].lower() not in first.suffixes]
+    if function is None and others:
+        raise UsageError(
+            f"{count(len(others))} of {plural(len(listing.paths), 'file')} have another suffix than "
+            f"{shown(listing.paths[0])}: {listed([os.path.basename(p) for p in others])}",
+            "choose one kind by a pattern, as in 'frames/*.tif'",
+        )
+    return first
+
+
+def _first_header(reader: Reader, paths: Sequence[str]) -> tuple[Header, str]:
+    """The header of the first file that has one; those before it are met again, and reported, when they are read."""
+    bad: list[BadFileError] = []
+    for path in paths:
+        try:
+            return reader.probe(path), path
+        except BadFileError as exc:
+            bad.append(exc)
+    raise BadFilesError(f"none of {plural(len(paths), 'file')} can be read", ADVICE_FILES, bad)
+
+
+def _all_rows(reader: Reader, paths: Sequence[str], due: Header) -> NDArray[np.int64]:
+    """How many items each file holds, from all headers, read on several threads."""
+
+    def rows(path: str) -> int | BadFileError:
+        try:
+            found = reader.probe(path)
+            check(path, found, replace(due, rows=found.rows))
+        except BadFileError as exc:
+            return exc
+        return found.rows
+
+    results = _in_threads(rows, paths)
+    bad = [r for r in results if isinstance(r, BadFileError)]
+    if bad:
+        message = f"{count(len(bad))} of {plural(len(paths), 'file')} cannot be joined; nothing was written"
+        raise BadFilesError(message, ADVICE_FILES, bad)
+    return np.array(results, dtype=np.int64)
+
+
+def _in_threads(function: Callable[..., T], *columns: Sequence[Any]) -> list[T]:
+    """The function of each row of the columns, in order; reading headers mostly waits."""
+    with ThreadPoolExecutor(HEADER_THREADS) as pool:
+        return list(pool.map(function, *columns))
+
+
+def _renumbered(file_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The files that occur, in the order in which they first do, and each item's place among them."""
+    unique, first, inverse = np.unique(file_of, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return unique[order], rank[inverse]
+
+
+def _in_one_layer(reads: Sequence[dask.array.Array], name: str) -> dask.array.Array:
+    """The arrays end to end along axis 0, their delayed reads as the chunks of one flat graph."""
+    import dask.array as da
+    from dask.highlevelgraph import HighLevelGraph
+    from dask.task_spec import Task
+
+    zeros = (0,) * (reads[0].ndim - 1)
+    graph = {}
+    for k, read in enumerate(reads):
+        task = next(t for t in read.__dask_graph__().values() if isinstance(t, Task))
+        graph[(name, k, *zeros)] = Task((name, k, *zeros), task.func, *task.args)
+    chunks = (tuple(r.shape[0] for r in reads), *((n,) for n in reads[0].shape[1:]))
+    return da.Array(HighLevelGraph.from_collections(name, graph), name, chunks, meta=reads[0]._meta)
+
+
+def _identity(reader: Reader) -> str:
+    """What tells one reader from another, from run to run."""
+    function = getattr(reader, "function", None)
+    if function is None:
+        return repr(reader)
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{reader.join} {kind.__module__}.{kind.__qualname__}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first two names, and how many more."""
+    more = f" and {count(len(names) - 2)} more" if len(names) > 2 else ""
+    return ", ".join(map(printable, names[:2])) + more
+
+
+def _span(values: NDArray[Any]) -> str:
+    """What a label holds, in a few characters."""
+    if values.dtype.kind == "b":
+        return f"{count(int(values.sum()))} true"
+    if values.dtype.kind in "iuf":
+        return f"{values.min()} to {values.max()}"
+    unique = list(dict.fromkeys(str(v) for v in values))
+    return listed(unique, 2)

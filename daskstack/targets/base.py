@@ -1,0 +1,101 @@
+"""What every target is: created poisoned, written block by block by tasks that know only its folder, finished once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Index:
+    """What is known of each item, in item order.
+
+    Attributes
+    ----------
+    files : sequence of str
+        The file each item came from, below the root folder that ``record`` gives.
+    pages : array of int64, shape (items,), optional
+        The page (or entry along axis 0) of that file, where files are joined.
+    labels : mapping of str to array, each of shape (items,)
+        The labels.
+    sizes, mtimes : array of int64, shape (items,)
+        The file's bytes and its time, in nanoseconds since 1970.
+    checksums : array of uint32, shape (items,)
+        crc32c of the item's bytes in C order and native byte order.
+    record : mapping
+        How the output was made; becomes JSON.
+    """
+
+    files: Sequence[str]
+    pages: NDArray[np.int64] | None
+    labels: Mapping[str, NDArray[Any]]
+    sizes: NDArray[np.int64]
+    mtimes: NDArray[np.int64]
+    checksums: NDArray[np.uint32]
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Target(ABC):
+    """One output array; frozen and picklable, so that tasks can carry it.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of the whole array, items along axis 0.
+    dtype : numpy.dtype
+        In native byte order.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    suffix: ClassVar[str]
+
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the array in bytes."""
+        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """What decides the bytes on disk, for the plan id and the record."""
+
+    @abstractmethod
+    def final_names(self, out: str, labels: Sequence[str]) -> tuple[str, ...]:
+        """Every path that the finished output takes, the array last."""
+
+    @abstractmethod
+    def create(self, folder: str) -> None:
+        """Make the target in a new folder, its room taken, unreadable until it is finished."""
+
+    @abstractmethod
+    def write(self, folder: str, start: int, block: NDArray[Any]) -> None:
+        """Put a block of items at ``start``, durable on return; any number of times, by any process."""
+
+    @abstractmethod
+    def read_record(self, out: str) -> dict[str, Any] | None:
+        """How an output that is there was made; None where daskstack did not make it."""
+
+    @abstractmethod
+    def read_index(self, out: str) -> dict[str, list[str]]:
+        """The index of a finished output, column by column, as text."""
+
+    @abstractmethod
+    def is_own(self, out: str) -> bool:
+        """Whether ``out`` is one that daskstack finished and nobody changed, by a quick look."""
+
+    @abstractmethod
+    def own_names(self, out: str) -> tuple[str, ...]:
+        """Every path that daskstack made for ``out`` and nobody changed since, the array first if it is there."""
+
+    @abstractmethod
+    def finish(self, folder: str, out: str, index: Index) -> list[tuple[str, str]]:
+        """Complete the target in its folder; what to rename to what, the array last."""

@@ -1,0 +1,242 @@
+"""The output as one .npy in C order and native byte order, its index and record beside it.
+
+Bytes are written with pwrite(2) on write-only O_DSYNC descriptors opened by path in the task, never
+through a memory map: a map dies by SIGBUS on a full disk, and on NFS a client writes whole pages
+back over the bytes of its neighbours, except on such descriptors.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from daskstack import files
+from daskstack.blocks import as_bytes
+from daskstack.targets.base import Index, Target
+
+POISON = b"\x93NUMPY\xff\xff"  # every reader says that it does not know this version; none speaks of pickles
+DATA = "data.npy"
+SAMPLED_ITEMS = 16
+
+
+@dataclass(frozen=True)
+class NpyTarget(Target):
+    """Writes blocks of items into one .npy file."""
+
+    suffix: ClassVar[str] = ".npy"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"format": "npy"}
+
+    @cached_property
+    def header(self) -> bytes:
+        """The file's first bytes, as numpy.save writes them."""
+        return npy_header(self.shape, self.dtype)
+
+    def final_names(self, out: str, labels: Sequence[str]) -> tuple[str, ...]:
+        return (record_path(out), index_path(out), *(label_path(out, name) for name in labels), out)
+
+    def create(self, folder: str) -> None:
+        size = len(self.header) + self.nbytes
+        path = os.path.join(folder, DATA)
+        with files.writing(path, size):
+            descriptor = os.open(path, files.NEW_FILE, 0o666)
+            try:
+                files.reserve(descriptor, size)
+                files.write_at(descriptor, memoryview(POISON), 0)
+                files.sync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def write(self, folder: str, start: int, block: NDArray[Any]) -> None:
+        if not block.nbytes:
+            return
+        offset = len(self.header) + start * (block.nbytes // len(block))
+        path = os.path.join(folder, DATA)
+        with files.writing(path, block.nbytes):
+            descriptor = os.open(path, os.O_WRONLY | os.O_DSYNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                files.write_at(descriptor, memoryview(as_bytes(block)), offset)
+            finally:
+                os.close(descriptor)
+
+    def finish(self, folder: str, out: str, index: Index) -> list[tuple[str, str]]:
+        staged = _write_side_files(folder, out, index)
+        data = os.path.join(folder, DATA)
+        descriptor = os.open(data, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            files.write_at(descriptor, memoryview(self.header), 0)
+            files.sync(descriptor)
+        finally:
+            os.close(descriptor)
+        files.sync_folder(folder)
+        return [*staged, (data, out)]
+
+
+    def read_record(self, out: str) -> dict[str, Any] | None:
+        return read_record(out)
+
+    def read_index(self, out: str) -> dict[str, list[str]]:
+        with open(index_path(out), newline="", encoding="utf-8", errors="surrogateescape") as f:
+            head, *rows = csv.reader(f, strict=True)
+        return {name: [row[k] for row in rows] for k, name in enumerate(head)}
+
+    def is_own(self, out: str) -> bool:
+        """Header and size must agree with the record, and a sample of items with the index."""
+        record = read_record(out)
+        if record is None or os.path.islink(out):
+            return False
+        try:
+            checksums = self.read_index(out)["checksum"]
+            made = NpyTarget(tuple(record["shape"]), np.lib.format.descr_to_dtype(_as_descr(record["dtype"])))
+            with open(out, "rb") as f:
+                return (
+                    os.path.getsize(out) == len(made.header) + made.nbytes
+                    and f.read(len(made.header)) == made.header
+                    and len(checksums) == made.shape[0]
+                    and all(_item_agrees(f.fileno(), made, k, checksums[k]) for k in _sample(len(checksums)))
+                )
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
+
+    def own_names(self, out: str) -> tuple[str, ...]:
+        record = read_record(out)
+        if record is None:
+            return ()
+        beside = [os.path.join(os.path.dirname(out), name) for name in record["files"]]
+        array = (out,) if self.is_own(out) else ()
+        return (*array, record_path(out), *(p for p in beside if _side_file_is_own(p, record)))
+
+
+def read_record(out: str) -> dict[str, Any] | None:
+    """The record beside an output, or None where there is none of daskstack's."""
+    try:
+        with open(record_path(out), encoding="utf-8") as f:
+            record = json.load(f)["daskstack"]
+        return record if isinstance(record["plan_id"], str) and isinstance(record["files"], dict) else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def record_path(out: str) -> str:
+    """Where the record of how an output was made lies."""
+    return f"{out}.json"
+
+
+def index_path(out: str) -> str:
+    """Where the table of its items lies."""
+    return f"{out}.index.csv"
+
+
+def label_path(out: str, name: str) -> str:
+    """Where the array of one label lies: ``train.npy`` has ``train.<label>.npy``."""
+    return f"{out.removesuffix('.npy')}.{name}.npy"
+
+
+def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """The header that numpy.save writes for an array in C order.
+
+    Examples
+    --------
+    >>> npy_header((2, 3), np.dtype("uint16"))[10:70]
+    b"{'descr': '<u2', 'fortran_order': False, 'shape': (2, 3), } "
+    """
+    header = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": tuple(int(n) for n in shape),  # NumPy's own integers would be written as np.int64(3)
+    }
+    stream = io.BytesIO()
+    try:
+        np.lib.format.write_array_header_1_0(stream, header)
+    except ValueError:  # over 64 KiB: many fields
+        stream = io.BytesIO()
+        np.lib.format.write_array_header_2_0(stream, header)
+    except UnicodeEncodeError:  # names of fields beyond latin-1; NumPy has no public function for version 3
+        text = (repr(header) + "\n").encode()
+        padded = text[:-1] + b" " * (-(12 + len(text)) % 64) + b"\n"
+        return b"\x93NUMPY\x03\x00" + len(padded).to_bytes(4, "little") + padded
+    return stream.getvalue()
+
+
+def _write_side_files(folder: str, out: str, index: Index) -> list[tuple[str, str]]:
+    """Write record, index and labels into the folder; what is renamed to what, the record first.
+
+    The record lists the others with their checksums, so that whatever an interrupted publication
+    leaves behind can be told from a user's file.
+    """
+    contents = {index_path(out): _index_csv(index)}
+    for name, values in index.labels.items():
+        stream = io.BytesIO()
+        np.save(stream, values, allow_pickle=False)
+        contents[label_path(out, name)] = stream.getvalue()
+    listed = {os.path.basename(path): {"bytes": len(data), "crc32c": crc32c(data)} for path, data in contents.items()}
+    record = json.dumps({"daskstack": {**index.record, "files": listed}}, indent=1).encode() + b"\n"
+    staged = []
+    for path, data in {record_path(out): record, **contents}.items():
+        source = os.path.join(folder, os.path.basename(path))
+        with files.writing(source, len(data)):
+            if os.path.lexists(source):  # of a run that was killed here
+                os.unlink(source)
+            files.write_new(source, data)
+        staged.append((source, path))
+    return staged
+
+
+def _index_csv(index: Index) -> bytes:
+    columns: dict[str, Any] = {"item": range(len(index.files)), "file": index.files}
+    if index.pages is not None:
+        columns["page"] = index.pages.tolist()
+    columns.update({name: values.tolist() for name, values in index.labels.items()})
+    columns["size"] = index.sizes.tolist()
+    columns["mtime"] = index.mtimes.tolist()
+    columns["checksum"] = [f"{c:08x}" for c in index.checksums.tolist()]
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return stream.getvalue().encode("utf-8", "surrogateescape")  # names that are no UTF-8 keep their bytes
+
+
+def crc32c(data: bytes | NDArray[Any]) -> int:
+    """The checksum (RFC 3720, as Zarr uses it) of bytes, or of a C-contiguous array's bytes."""
+    return int(google_crc32c.value(data if isinstance(data, bytes) else as_bytes(data)))
+
+
+def _side_file_is_own(path: str, record: Mapping[str, Any]) -> bool:
+    """Whether a file beside an output is the one that its record lists."""
+    listed = record["files"].get(os.path.basename(path))
+    try:
+        with open(path, "rb") as f:
+            data = f.read()
+        return listed is not None and len(data) == listed["bytes"] and crc32c(data) == listed["crc32c"]
+    except OSError:
+        return False
+
+
+def _as_descr(descr: Any) -> Any:
+    """A dtype's description as NumPy wants it, where JSON made lists of its tuples."""
+    if not isinstance(descr, list):
+        return descr
+    return [tuple(tuple(p) if k == 2 else _as_descr(p) for k, p in enumerate(field)) for field in descr]
+
+
+def _sample(items: int) -> list[int]:
+    return sorted({k * (items - 1) // max(1, SAMPLED_ITEMS - 1) for k in range(SAMPLED_ITEMS)}) if items else []
+
+
+def _item_agrees(descriptor: int, target: NpyTarget, item: int, checksum: str) -> bool:
+    size = target.nbytes // target.shape[0]
+    data = os.pread(descriptor, size, len(target.header) + item * size)
+    return f"{crc32c(data):08x}" == checksum
