@@ -24,7 +24,7 @@ SAMPLE_SECONDS = 2.0
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Stack(FileStack):
-    """Many files as one array, not read yet.  Made by :func:`open_stack`.
+    r"""Many files as one array, not read yet.  Made by :func:`open_stack`.
 
     ``len``, ``shape``, ``dtype``, ``nbytes`` and ``dims`` are those of the whole array, items along
     axis 0; ``files`` are the paths in order, ``labels`` one array a label in item order.
@@ -33,9 +33,9 @@ class Stack(FileStack):
 
     Examples
     --------
-    >>> stack = open_stack("frames", labels=r"t(?P<t>\\d+)")
+    >>> stack = open_stack("frames", labels=r"t(?P<t>\d+)")
     >>> stack.shape, stack.labels["t"]
-    ((3, 4, 5), array([1, 2, 10]))
+    ((3, 4, 5), array([ 1,  2, 10]))
     >>> stack[2].sum(), stack[::2].shape
     (np.uint64(20), (2, 4, 5))
     >>> stack.array[:, 1:3].mean().compute()

@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ import click
 
 import daskstack
 from daskstack.errors import DaskstackError, UsageError
-
 
 if TYPE_CHECKING:
     from daskstack.api import Stack
@@ -38,13 +37,22 @@ class _Stopped(BaseException):
 def _stack_options(command: Command) -> Command:
     """The options that say which files, in which order, as what."""
     options = [
-        click.option("--files-from", metavar="FILE", help="Take the files listed in FILE, a line each (- is stdin), in that order."),
+        click.option(
+            "--files-from",
+            metavar="FILE",
+            help="Take the files listed in FILE, a line each (- is stdin), in that order.",
+        ),
         click.option(
             "--labels",
             metavar="REGEX",
             help="Labels from names: a regular expression with named groups, as in 't(?P<t>\\d+)'; or a CSV file.",
         ),
-        click.option("--label", multiple=True, metavar="NAME=REGEX", help="One label: whether REGEX is found, or its group's text. Repeatable."),
+        click.option(
+            "--label",
+            multiple=True,
+            metavar="NAME=REGEX",
+            help="One label: whether REGEX is found, or its group's text. Repeatable.",
+        ),
         click.option("--sort-by", multiple=True, metavar="LABEL", help="Sort by this label. Repeatable."),
         click.option(
             "--join",
@@ -53,8 +61,15 @@ def _stack_options(command: Command) -> Command:
             show_default=True,
             help="Each file is an item, or its pages (entries along axis 0) are.",
         ),
-        click.option("--files-per-block", type=click.IntRange(min=1), metavar="N", help="Files that one task reads; default: 16 MiB of them."),
-        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Take the first N items only, for a trial."),
+        click.option(
+            "--files-per-block",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Files that one task reads; default: 16 MiB of them.",
+        ),
+        click.option(
+            "--limit", type=click.IntRange(min=1), metavar="N", help="Take the first N items only, for a trial."
+        ),
     ]
     return _decorated(command, options)
 
@@ -62,10 +77,21 @@ def _stack_options(command: Command) -> Command:
 def _store_options(command: Command) -> Command:
     """The options that say how the array is stored."""
     options = [
-        click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Blocks at work at once; default: the cores it may use."),
-        click.option("--scheduler", type=click.Choice(["threads", "synchronous"]), help="Which of Dask's schedulers runs the tasks."),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Blocks at work at once; default: the cores it may use.",
+        ),
+        click.option(
+            "--scheduler",
+            type=click.Choice(["threads", "synchronous"]),
+            help="Which of Dask's schedulers runs the tasks.",
+        ),
         click.option("--memory-limit", metavar="SIZE", help='Bound on the data held at once, as in "2 GB".'),
-        click.option("--overwrite", is_flag=True, help="Replace an output of daskstack's own, once the new one is complete."),
+        click.option(
+            "--overwrite", is_flag=True, help="Replace an output of daskstack's own, once the new one is complete."
+        ),
     ]
     return _decorated(command, options)
 
@@ -80,7 +106,7 @@ def _common_options(command: Command) -> Command:
     return _decorated(command, options)
 
 
-def _decorated(command: Command, options: list[Callable[[Command], Command]]) -> Command:
+def _decorated(command: Command, options: Sequence[Callable[[Any], Any]]) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
@@ -146,7 +172,9 @@ def info(paths: tuple[str, ...], **options: Any) -> None:
 
 
 @main.command(short_help="Try it on files it makes itself.")
-@click.option("--files", "count", type=click.IntRange(min=64), default=3000, show_default=True, help="How many TIFF files.")
+@click.option(
+    "--files", "count", type=click.IntRange(min=64), default=3000, show_default=True, help="How many TIFF files."
+)
 @_common_options
 def demo(count: int, **options: Any) -> None:
     """Make a folder of small TIFF files, build a .npy of them, compare, and show the figures."""
@@ -256,7 +284,9 @@ def _reported(options: dict[str, Any]) -> Iterator[None]:
     except Exception as exc:
         if options["debug"]:
             raise
-        _fail(f"error: {type(exc).__name__}: {exc}\nnext  --debug shows where; if daskstack is at fault, report it", ERROR)
+        _fail(
+            f"error: {type(exc).__name__}: {exc}\nnext  --debug shows where; if daskstack is at fault, report it", ERROR
+        )
 
 
 @contextmanager
@@ -281,7 +311,5 @@ def _fail(message: str, status: int) -> None:
     sys.exit(status)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"warning: {message}", err=True)
-
-

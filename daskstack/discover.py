@@ -106,16 +106,16 @@ def find(
     UsageError
         No source at all, or a URL.
     """
-    asked = tuple(map(os.fspath, (*sources, *in_order)))
+    asked = tuple(os.fspath(s) for s in (*sources, *in_order))
     if not asked:
         raise UsageError("no source is given", "name folders, files or quoted patterns")
     found = _Found()
-    for source in map(os.fspath, sources):
-        _expand(source, suffixes, found)
+    for source in sources:
+        _expand(os.fspath(source), suffixes, found)
     files = _in_natural_order(found.files)
-    for source in map(os.fspath, in_order):
+    for source in in_order:
         found.files = []
-        _expand(source, suffixes, found)
+        _expand(os.fspath(source), suffixes, found)
         files += _in_natural_order(found.files)
     files = _below_common_folder(files)
     paths = [path for path, _ in files]
@@ -208,9 +208,7 @@ def _matcher(part: str) -> Callable[[str], object]:
     return lambda name: name == part or match(composed(name))
 
 
-def _match(
-    folder: str, parts: Sequence[str], start: int, suffixes: frozenset[str] | None, found: _Found
-) -> None:
+def _match(folder: str, parts: Sequence[str], start: int, suffixes: frozenset[str] | None, found: _Found) -> None:
     """Add the files below ``folder`` that the parts of a pattern name; ``**`` is any number of folders."""
     part, *rest = parts
     if part == "**":
@@ -228,9 +226,7 @@ def _match(
     for entry in entries:
         if _is_folder(entry):
             if _is_wanted_folder(entry, found, hidden=part.startswith(".")):
-                _match(entry.path, rest, start, suffixes, found) if rest else _scan(
-                    entry.path, start, suffixes, found
-                )
+                _match(entry.path, rest, start, suffixes, found) if rest else _scan(entry.path, start, suffixes, found)
         elif entry.name in own:
             found.left_out.append(entry.name)
         elif not rest:
@@ -238,7 +234,11 @@ def _match(
 
 
 def _scan(
-    folder: str, start: int, suffixes: frozenset[str] | None, found: _Found, above: frozenset[tuple[int, int]] = frozenset()
+    folder: str,
+    start: int,
+    suffixes: frozenset[str] | None,
+    found: _Found,
+    above: frozenset[tuple[int, int]] = frozenset(),
 ) -> None:
     """Add every usable file in the folder and in those below it."""
     here = os.stat(folder)
@@ -286,9 +286,7 @@ def _is_wanted_folder(entry: os.DirEntry[str], found: _Found, *, hidden: bool = 
 
 
 def _is_staging(folder: str) -> bool:
-    return any(
-        os.path.isfile(os.path.join(folder, name, "manifest.json")) for name in os.listdir(folder)
-    )
+    return any(os.path.isfile(os.path.join(folder, name, "manifest.json")) for name in os.listdir(folder))
 
 
 def _take(
@@ -297,11 +295,8 @@ def _take(
     """Add one scanned file, unless nobody means it."""
     name = entry.name.lower()
     out = (name.startswith(".") and not hidden) or name in LITTER
-    if suffixes is None:
-        out = out or name.endswith(UNFINISHED)
-    else:
-        out = out or os.path.splitext(name)[1] not in suffixes
-    if out:
+    unusable = name.endswith(UNFINISHED) if suffixes is None else os.path.splitext(name)[1] not in suffixes
+    if out or unusable:
         found.left_out.append(entry.name)
     else:
         found.files.append((entry.path, start))

@@ -91,14 +91,12 @@ class StorePlan:
         items = self.target.shape[0]
         unit = "file" if items == self.files else "item"
         workers = plural(self.threads, "thread") if self.scheduler == "threads" else "one after another"
+        work = f"{plural(self.blocks, 'block')} of {plural(per_block, unit)}, {workers}"
+        disk = f"{nbytes(self.target.nbytes)} in {plural(len(self.final_names), 'file')}"
         rows = [
             *self.about,
-            (
-                "work",
-                f"{plural(self.blocks, 'block')} of {plural(per_block, unit)}, {workers}, "
-                f"at most {nbytes(self.memory)} memory",
-            ),
-            ("disk", f"{nbytes(self.target.nbytes)} in {plural(len(self.final_names), 'file')}; free {nbytes(self.free)}"),
+            ("work", f"{work}, at most {nbytes(self.memory)} memory"),
+            ("disk", f"{disk}; free {nbytes(self.free)}"),
         ]
         if self.files_per_second:
             left = duration(self.files / self.files_per_second)
@@ -203,9 +201,7 @@ def parse_nbytes(size: int | str) -> int:
     return int(number * factor[unit])
 
 
-def _plan_id(
-    target: Target, bounds: NDArray[np.int64], content_id: str, labels: Mapping[str, NDArray[Any]]
-) -> str:
+def _plan_id(target: Target, bounds: NDArray[np.int64], content_id: str, labels: Mapping[str, NDArray[Any]]) -> str:
     h = hashlib.sha256(f"{PLAN_FORMAT} {content_id}".encode())
     descr = np.lib.format.dtype_to_descr(target.dtype)
     h.update(json.dumps([target.shape, descr, target.options]).encode() + bounds.tobytes())

@@ -34,7 +34,8 @@ class Progress:
         if self.wanted and (sys.stderr.isatty() or _in_notebook()):
             from tqdm.auto import tqdm
 
-            self.bar = tqdm(
+            make: Any = tqdm
+            self.bar = make(
                 total=total,
                 ncols=None if _in_notebook() else min(WIDTH, _terminal_width()),
                 ascii=" #",
@@ -73,7 +74,8 @@ class Progress:
 
     def _line(self) -> None:
         self.told = time.monotonic()
-        print(f"{100 * self.done // max(1, self.total):3d}%  {self.text()}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{100 * self.done // max(1, self.total):3d}%  {self.text()}\n")
+        sys.stderr.flush()
 
 
 def _in_notebook() -> bool:

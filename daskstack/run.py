@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import time
@@ -55,7 +56,7 @@ class StoreReport:
     @property
     def nbytes(self) -> int:
         """Bytes of the array."""
-        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         what = f"{shown(self.out)} {shape_text(self.shape)} {self.dtype}, {nbytes(self.nbytes)}"
@@ -92,7 +93,7 @@ def store_block(k: int, read: BlockRead, target: Target, folder: str, start: int
             return BlockResult(k, bad=tuple(bad))
         target.write(folder, start, array)
         return BlockResult(k, tuple(crc32c(item) for item in array))
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001  # raised again where the results are gathered
         return BlockResult(k, error=exc)
 
 
@@ -115,7 +116,7 @@ def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None) -> S
         log.warning("bad   %s", bad)
     folder = staging.prepare(plan.out, plan.plan_id, _manifest(plan, stack), plan.target)
     try:
-        results = _run_blocks(plan, stack, folder, progress)
+        results = _run_blocks(plan, stack, folder, progress=progress)
         _raise_failures(plan, stack, results)
         index = _index(plan, stack, results)
         moves = plan.target.finish(folder, plan.out, index)
@@ -199,7 +200,7 @@ def _why_not_again(plan: StorePlan, changed: list[str] | None) -> tuple[str, str
     return f"{shown(plan.out)} exists and {what}; it was not touched", "choose another OUT, or --overwrite it"
 
 
-def _run_blocks(plan: StorePlan, stack: FileStack, folder: str, progress: bool | None) -> list[BlockResult]:
+def _run_blocks(plan: StorePlan, stack: FileStack, folder: str, *, progress: bool | None) -> list[BlockResult]:
     """Every block's result, in order; the first failure that is no file's fault ends the run."""
     from dask.callbacks import Callback
     from dask.task_spec import Task
@@ -214,13 +215,14 @@ def _run_blocks(plan: StorePlan, stack: FileStack, folder: str, progress: bool |
     unit = "files" if len(stack) == len(stack.files) else "items"
     with Progress(len(stack), unit, wanted=progress) as shown_progress:
 
-        def told(key: str, result: BlockResult, *_: Any) -> None:
+        def told(_: str, result: BlockResult, *__: Any) -> None:
             if result.error is not None:
                 raise result.error
             items = edges[result.block + 1] - edges[result.block]
             shown_progress.update(items, items * item, len(result.bad))
 
-        with Callback(posttask=told):
+        make: Any = Callback
+        with make(posttask=told):
             return list(_get(plan, graph, keys))
 
 
@@ -295,7 +297,7 @@ def describe_output(out: str) -> str | None:
     record = NpyTarget((), np.dtype("uint8")).read_record(out)
     if record is None:
         return None
-    dtype = np.dtype(np.lib.format.descr_to_dtype(record["dtype"])) if isinstance(record["dtype"], str) else record["dtype"]
+    dtype = np.dtype(record["dtype"]) if isinstance(record["dtype"], str) else "structured"
     sizes = [f"{dim} {count(n)}" for dim, n in zip(record["dims"], record["shape"], strict=True)]
     rows = [
         ("array", f"({', '.join(sizes)}) {dtype} in {shown(out)}"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -265,14 +266,15 @@ class FileStack:
 
         name = f"daskstack-{self.token}"
         edges = self.bounds.tolist()
+        make: Any = da.from_delayed
         reads = [
-            da.from_delayed(
+            make(
                 delayed(load_block, pure=True)(self.block(start, stop), dask_key_name=f"read-{name}-{k}"),
                 shape=(stop - start, *self.header.shape),
                 dtype=self.dtype,
                 name=f"{name}-{k}",
             )
-            for k, (start, stop) in enumerate(zip(edges, edges[1:], strict=False))
+            for k, (start, stop) in enumerate(pairwise(edges))
         ]
         return _in_one_layer(reads, name)
 
@@ -284,14 +286,11 @@ class FileStack:
             files += f"; left out: {_some(self.listing.left_out)}"
         order = "natural" if self.listing.natural else "as given"
         sizes = [f"{dim} {count(n)}" for dim, n in zip(self.dims, self.shape, strict=True)]
+        origin = printable(os.path.basename(self.header_from))
         rows = [
             ("files", files),
             ("order", f"{order}: {listed(self.names)}"),
-            (
-                "array",
-                f"({', '.join(sizes)}) {self.dtype}, {nbytes(self.nbytes)}; "
-                f"item from {printable(os.path.basename(self.header_from))}",
-            ),
+            ("array", f"({', '.join(sizes)}) {self.dtype}, {nbytes(self.nbytes)}; item from {origin}"),
         ]
         if self.labels:
             rows.append(("labels", "; ".join(f"{n} ({_span(v)})" for n, v in self.labels.items())))
@@ -301,16 +300,19 @@ class FileStack:
         return f"<daskstack.Stack {shape_text(self.shape)} {self.dtype}>\n{table(self.report())}"
 
 
+S = TypeVar("S", bound=FileStack)
+
+
 def open_files(
     listing: Listing,
     *,
-    cls: type[FileStack],
+    cls: type[S],
     labels: Labels | None,
     sort_by: str | Sequence[str] | None,
     join: Join,
     reader: Callable[[str], Any] | None,
     files_per_block: int | None,
-) -> FileStack:
+) -> S:
     """The stack of the listed files: one header is read, or all of them where files are joined.
 
     Raises
@@ -423,12 +425,14 @@ def _in_one_layer(reads: Sequence[dask.array.Array], name: str) -> dask.array.Ar
     from dask.task_spec import Task
 
     zeros = (0,) * (reads[0].ndim - 1)
-    graph = {}
+    graph: dict[Any, Any] = {}
     for k, read in enumerate(reads):
         task = next(t for t in read.__dask_graph__().values() if isinstance(t, Task))
         graph[(name, k, *zeros)] = Task((name, k, *zeros), task.func, *task.args)
     chunks = (tuple(r.shape[0] for r in reads), *((n,) for n in reads[0].shape[1:]))
-    return da.Array(HighLevelGraph.from_collections(name, graph), name, chunks, meta=reads[0]._meta)
+    make: Any = da.Array
+    array: dask.array.Array = make(HighLevelGraph.from_collections(name, graph), name, chunks, dtype=reads[0].dtype)
+    return array
 
 
 def _identity(reader: Reader) -> str:

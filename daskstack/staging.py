@@ -14,6 +14,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from daskstack import files
@@ -118,7 +119,8 @@ def publish(folder: str, moves: Sequence[tuple[str, str]], *, old_names: Sequenc
                 files.move_new(source, name)
             except FileExistsError:
                 raise OutputExistsError(
-                    f"{shown(name)} appeared during the build and was not touched", "move it away, or choose another OUT"
+                    f"{shown(name)} appeared during the build and was not touched",
+                    "move it away, or choose another OUT",
                 ) from None
         files.sync_folder(os.path.dirname(final))
 
@@ -130,7 +132,5 @@ def remove(folder: str) -> None:
 
 
 def _remove_if_empty(root: str) -> None:
-    try:
+    with suppress(OSError):  # not empty: it holds the staging of another plan, or something of the user's
         os.rmdir(root)
-    except OSError:
-        pass  # not empty: it holds the staging of another plan, or something of the user's

@@ -60,12 +60,12 @@ def duration(seconds: float) -> str:
 
 
 def printable(name: str) -> str:
-    """A name with all that would disturb a terminal escaped: control characters, bytes that are no UTF-8.
+    r"""A name with all that would disturb a terminal escaped: control characters, bytes that are no UTF-8.
 
     Examples
     --------
-    >>> printable("a\\nb.tif")
-    'a\\\\nb.tif'
+    >>> printable("a\nb.tif")
+    'a\\nb.tif'
     """
     if name.isprintable():
         return name

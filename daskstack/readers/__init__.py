@@ -13,7 +13,18 @@ from daskstack.readers.npy import NpyReader
 from daskstack.readers.tiff import TiffReader
 from daskstack.text import shown
 
-__all__ = ["SUFFIXES", "Contents", "FunctionReader", "Header", "Join", "NpyReader", "Reader", "TiffReader", "check", "choose"]
+__all__ = [
+    "SUFFIXES",
+    "Contents",
+    "FunctionReader",
+    "Header",
+    "Join",
+    "NpyReader",
+    "Reader",
+    "TiffReader",
+    "check",
+    "choose",
+]
 
 FORMATS: tuple[type[Reader], ...] = (NpyReader, TiffReader)
 SUFFIXES = frozenset[str]().union(*(f.suffixes for f in FORMATS))

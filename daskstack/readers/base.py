@@ -7,6 +7,7 @@ and "pages joined" mean, the exact check of shape and dtype, the file's name in 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -60,7 +61,7 @@ class Header:
     @property
     def item_nbytes(self) -> int:
         """Size of one item in bytes."""
-        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,13 @@ class Contents:
 
     @property
     def page_shape(self) -> tuple[int, ...]:
+        """Shape of one page."""
         return self.shape[len(self.shape) - self.page_ndim :]
 
     @property
     def pages(self) -> int:
-        return int(np.prod(self.shape[: len(self.shape) - self.page_ndim], dtype=object))
+        """How many pages the file holds."""
+        return math.prod(self.shape[: len(self.shape) - self.page_ndim])
 
     def header(self, join: Join) -> Header:
         """The file as items: itself as one, or its pages."""
@@ -180,7 +183,9 @@ class Reader(ABC):
         at = 0
         for path, (rows, start, stop) in zip(paths, pieces or [(due.rows, 0, due.rows)] * len(paths), strict=True):
             try:
-                self.read(path, due if rows == due.rows else replace(due, rows=rows), out[at : at + stop - start], start)
+                self.read(
+                    path, due if rows == due.rows else replace(due, rows=rows), out[at : at + stop - start], start
+                )
             except BadFileError as exc:
                 bad.append(exc)
             at += stop - start
@@ -259,7 +264,7 @@ def read_at(descriptor: int, out: Array, offset: int) -> None:
     ValueError
         The file ends before.
     """
-    view = memoryview(as_bytes(out))
+    view = as_bytes(out).data
     while view:
         done = os.preadv(descriptor, [view], offset)
         if not done:

@@ -32,6 +32,7 @@ class FunctionReader(Reader):
 
     @contextmanager
     def open(self, path: str) -> Iterator[Contents]:
+        """Call the function; there is no header to read before."""
         array = self.function(path)
         if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
             raise BadFileError(path, f"{type(array).__name__} from the reader", "a NumPy array")

@@ -7,6 +7,7 @@ no public function for version 3, and its others refuse the long headers of reco
 from __future__ import annotations
 
 import ast
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ class Layout:
     @property
     def size(self) -> int:
         """How long the file must be."""
-        return self.offset + int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+        return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class NpyReader(Reader):
 
     @contextmanager
     def open(self, path: str) -> Iterator[Contents]:
+        """Open the file and hold its header against its size."""
         with open_regular(path) as (descriptor, size):
             layout = read_layout(path, descriptor)
             if size != layout.size:
@@ -113,9 +115,9 @@ def _parse(text: bytes, offset: int, encoding: str) -> Layout:
     shape, fortran = header["shape"], header["fortran_order"]
     if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"its shape is {shape!r}")
-    if not isinstance(fortran, bool):
+    if fortran not in (True, False):
         raise ValueError(f"its fortran_order is {fortran!r}")
     dtype = np.lib.format.descr_to_dtype(header["descr"])
     if dtype.hasobject:
         raise ValueError("it holds Python objects (a pickle), which are never loaded; save plain numbers")
-    return Layout(offset, shape, dtype, fortran)
+    return Layout(offset, shape, dtype, bool(fortran))

@@ -38,6 +38,7 @@ class TiffReader(Reader):
 
     @contextmanager
     def open(self, path: str) -> Iterator[Contents]:
+        """Open the file and check its pages."""
         from tifffile import TiffFile
 
         with open_regular(path) as (descriptor, size):
@@ -59,7 +60,11 @@ class TiffReader(Reader):
                         _read(tif, series, out, start)
 
                 yield Contents(
-                    tuple(map(int, series.shape)), np.dtype(series.dtype), len(page.shape), read, dims=_dims(series.axes)
+                    tuple(map(int, series.shape)),
+                    np.dtype(series.dtype),
+                    len(page.shape),
+                    read,
+                    dims=_dims(series.axes),
                 )
 
 
@@ -142,7 +147,8 @@ def _check_segments(path: str, number: int, page: Any, size: int) -> None:
             raise BadFileError(path, f"page {number} ends at byte {offset + length}", f"within its {size} bytes")
     if key.compression == 1 and not key.is_tiled:
         stored = sum(page.databytecounts)
-        packed = not isinstance(key.bitspersample, int) or key.bitspersample % 8
+        bits: object = key.bitspersample  # a tuple where samples differ, whatever the annotation says
+        packed = not isinstance(bits, int) or bits % 8
         if stored < key.nbytes and not packed:
             raise BadFileError(path, f"page {number} has {stored} bytes of pixels", f"{key.nbytes}")
 
@@ -150,16 +156,15 @@ def _check_segments(path: str, number: int, page: Any, size: int) -> None:
 def _read(tif: TiffFile, series: TiffPageSeries, out: Array, start: int) -> None:
     """Fill ``out`` with pages, decoded in this thread."""
     page = series.keyframe
-    frames = math.prod(series.shape) // math.prod(page.shape)
-    if len(out) == frames:
+    if series.dataoffset is not None:  # uncompressed, in one run: read without the GIL, straight into place
+        read_at(tif.filehandle.fileno(), out, series.dataoffset + start * page.nbytes)
+        to_native(out, np.dtype(page.dtype).newbyteorder(tif.byteorder))
+    elif len(out) * math.prod(page.shape) == math.prod(series.shape):
         out[...] = tif.asarray(series=0, maxworkers=1).reshape(out.shape)
-    elif len(series.pages) == frames:
+    else:
         for k in range(len(out)):
-            out[k] = series.pages[start + k].asarray(maxworkers=1)
-    else:  # one directory, all pixels in one run
-        stored = np.dtype(page.dtype).newbyteorder(tif.byteorder)
-        read_at(tif.filehandle.fileno(), out, page.dataoffsets[0] + start * page.nbytes)
-        to_native(out, stored)
+            one: Any = series.pages[start + k]  # never None: _check_pages saw them all
+            out[k] = one.asarray(maxworkers=1)
 
 
 def _dims(axes: str) -> tuple[str, ...]:

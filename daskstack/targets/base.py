@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,11 +58,10 @@ class Target(ABC):
 
     suffix: ClassVar[str]
 
-
     @property
     def nbytes(self) -> int:
         """Size of the array in bytes."""
-        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     @abstractmethod

@@ -67,7 +67,7 @@ class NpyTarget(Target):
         with files.writing(path, block.nbytes):
             descriptor = os.open(path, os.O_WRONLY | os.O_DSYNC | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                files.write_at(descriptor, memoryview(as_bytes(block)), offset)
+                files.write_at(descriptor, as_bytes(block).data, offset)
             finally:
                 os.close(descriptor)
 
@@ -82,7 +82,6 @@ class NpyTarget(Target):
             os.close(descriptor)
         files.sync_folder(folder)
         return [*staged, (data, out)]
-
 
     def read_record(self, out: str) -> dict[str, Any] | None:
         return read_record(out)
