@@ -83,7 +83,7 @@ class Stack(FileStack):
         3
         """
         path = os.path.abspath(out)
-        target = targets.choose(path, self.shape, self.dtype)
+        target = targets.format_of(path)(self.shape, self.dtype)
         return make_plan(
             out=path,
             target=target,

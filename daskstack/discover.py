@@ -80,7 +80,7 @@ def find(
     sources: Sequence[Source],
     *,
     in_order: Sequence[Source] = (),
-    suffixes: frozenset[str] | None,
+    suffixes: tuple[str, ...] | None,
 ) -> Listing:
     """The files that the sources stand for, in order.
 
@@ -91,7 +91,7 @@ def find(
         natural order, each taken once.
     in_order : sequence of path, optional
         More of them, kept in the order given, repeats included; they follow.
-    suffixes : frozenset of str, optional
+    suffixes : tuple of str, optional
         Suffixes in lower case of the files that a scan takes; None takes every kind.
 
     Returns
@@ -147,17 +147,15 @@ def _absolute(path: str) -> str:
 
 
 def _in_natural_order(files: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Each path once, folder by folder; each folder's own name is taken apart only once."""
-    folders: dict[str, object] = {}
-
-    def key(path: str) -> tuple[object, object]:
+    """Each path once, folder by folder, those of a folder before those of the folders in it."""
+    starts = dict(reversed(files))
+    names: dict[str, list[str]] = {}
+    for path in starts:
         folder, _, name = path.rpartition("/")
-        if folder not in folders:
-            folders[folder] = [natural_key(part) for part in folder.split("/")]
-        return folders[folder], natural_key(name)
-
-    once = dict(reversed(files))
-    return [(path, once[path]) for path in sorted(once, key=key)]
+        names.setdefault(folder, []).append(name)
+    ordered = sorted(names, key=lambda folder: [natural_key(part) for part in folder.split("/")])
+    paths = [f"{folder}/{name}" for folder in ordered for name in sorted(names[folder], key=natural_key)]
+    return [(path, starts[path]) for path in paths]
 
 
 def _below_common_folder(files: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -167,7 +165,7 @@ def _below_common_folder(files: Sequence[tuple[str, int]]) -> list[tuple[str, in
     return [(path, common if start == NAMED else start) for path, start in files]
 
 
-def _expand(source: str, suffixes: frozenset[str] | None, found: _Found) -> None:
+def _expand(source: str, suffixes: tuple[str, ...] | None, found: _Found) -> None:
     """Add to ``found`` what one source stands for."""
     if _URL.match(source):
         raise UsageError(f"{source!r} is a URL; daskstack reads files", "copy the files to a disk first")
@@ -208,7 +206,7 @@ def _matcher(part: str) -> Callable[[str], object]:
     return lambda name: name == part or match(composed(name))
 
 
-def _match(folder: str, parts: Sequence[str], start: int, suffixes: frozenset[str] | None, found: _Found) -> None:
+def _match(folder: str, parts: Sequence[str], start: int, suffixes: tuple[str, ...] | None, found: _Found) -> None:
     """Add the files below ``folder`` that the parts of a pattern name; ``**`` is any number of folders."""
     part, *rest = parts
     if part == "**":
@@ -221,9 +219,9 @@ def _match(folder: str, parts: Sequence[str], start: int, suffixes: frozenset[st
                 _take(entry, start, suffixes, found)
         return
     matches = _matcher(part)
-    entries = [e for e in _entries(folder, found) if matches(e.name)]
-    own = _own_outputs(folder, {e.name for e in entries}) if not rest else frozenset()
-    for entry in entries:
+    entries = _entries(folder, found)
+    own = _own_outputs(folder, entries) if not rest else frozenset()
+    for entry in filter(lambda e: matches(e.name), entries):
         if _is_folder(entry):
             if _is_wanted_folder(entry, found, hidden=part.startswith(".")):
                 _match(entry.path, rest, start, suffixes, found) if rest else _scan(entry.path, start, suffixes, found)
@@ -236,7 +234,7 @@ def _match(folder: str, parts: Sequence[str], start: int, suffixes: frozenset[st
 def _scan(
     folder: str,
     start: int,
-    suffixes: frozenset[str] | None,
+    suffixes: tuple[str, ...] | None,
     found: _Found,
     above: frozenset[tuple[int, int]] = frozenset(),
 ) -> None:
@@ -246,7 +244,7 @@ def _scan(
         found.left_out.append(os.path.basename(folder))
         return
     entries = _entries(folder, found)
-    own = _own_outputs(folder, {e.name for e in entries})
+    own = _own_outputs(folder, entries)
     for entry in entries:
         if _is_folder(entry):
             if _is_wanted_folder(entry, found):
@@ -290,30 +288,28 @@ def _is_staging(folder: str) -> bool:
 
 
 def _take(
-    entry: os.DirEntry[str], start: int, suffixes: frozenset[str] | None, found: _Found, *, hidden: bool = False
+    entry: os.DirEntry[str], start: int, suffixes: tuple[str, ...] | None, found: _Found, *, hidden: bool = False
 ) -> None:
     """Add one scanned file, unless nobody means it."""
     name = entry.name.lower()
     out = (name.startswith(".") and not hidden) or name in LITTER
-    unusable = name.endswith(UNFINISHED) if suffixes is None else os.path.splitext(name)[1] not in suffixes
+    unusable = name.endswith(UNFINISHED) if suffixes is None else not name.endswith(suffixes)
     if out or unusable:
         found.left_out.append(entry.name)
     else:
         found.files.append((entry.path, start))
 
 
-def _own_outputs(folder: str, names: set[str]) -> frozenset[str]:
-    """The names among those of a folder that daskstack made: arrays, their labels and their records."""
+def _own_outputs(folder: str, entries: Sequence[os.DirEntry[str]]) -> frozenset[str]:
+    """The names in a folder that daskstack made: arrays, and what their records say lies beside them."""
     own: set[str] = set()
-    for array in names:
-        record = f"{array}.json"
-        if array.lower().endswith(".npy") and os.path.isfile(os.path.join(folder, record)):
-            try:
-                with open(os.path.join(folder, record), encoding="utf-8") as f:
-                    side_files = json.load(f)["daskstack"]["files"]
-            except (OSError, ValueError, LookupError, TypeError):
-                continue  # somebody else's
-            own.update((array, record, *side_files))
+    for record in (e.name for e in entries if e.name.endswith(".npy.json")):
+        try:
+            with open(os.path.join(folder, record), encoding="utf-8") as f:
+                side_files = json.load(f)["daskstack"]["files"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # somebody else's
+        own.update((record.removesuffix(".json"), record, *side_files))
     return frozenset(own)
 
 

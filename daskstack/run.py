@@ -21,8 +21,7 @@ from daskstack.errors import BadFileError, BadFilesError, NoSpaceError, OutputEr
 from daskstack.plan import StorePlan
 from daskstack.progress import Progress
 from daskstack.stack import BlockRead, FileStack
-from daskstack.targets import Index, Target
-from daskstack.targets.npy import NpyTarget, crc32c
+from daskstack.targets import SUFFIXES, Index, Target, crc32c, format_of
 from daskstack.text import count, duration, listed, nbytes, plural, printable, shape_text, shown, table
 
 log = logging.getLogger("daskstack")
@@ -294,7 +293,7 @@ def _index(plan: StorePlan, stack: FileStack, results: list[BlockResult]) -> Ind
 
 def describe_output(out: str) -> str | None:
     """How a finished output was made, as a table; None where daskstack did not make it."""
-    record = NpyTarget((), np.dtype("uint8")).read_record(out)
+    record = format_of(out).read_record(out) if out.endswith(SUFFIXES) else None
     if record is None:
         return None
     dtype = np.dtype(record["dtype"]) if isinstance(record["dtype"], str) else "structured"

@@ -363,7 +363,7 @@ def _one_reader(listing: Listing, join: Join, function: Callable[[str], Any] | N
     if function is not None and not callable(function):
         raise UsageError(f"reader is {type(function).__name__}", "give a function from path to array")
     first = choose(listing.paths[0], join, function)
-    others = [p for p in listing.paths if os.path.splitext(p)[1].lower() not in first.suffixes]
+    others = [p for p in listing.paths if not p.lower().endswith(first.suffixes)]
     if function is None and others:
         raise UsageError(
             f"{count(len(others))} of {plural(len(listing.paths), 'file')} have another suffix than "

@@ -5,6 +5,9 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ MODULES = ["daskstack", *(m.name for m in pkgutil.walk_packages(daskstack.__path
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
-def examples():
+def examples() -> Iterator[Any]:
     finder = doctest.DocTestFinder(exclude_empty=True)
     for name in MODULES:
         if name != "daskstack.__main__":
@@ -25,7 +28,7 @@ def examples():
 
 
 @pytest.fixture
-def frames(tmp_path, monkeypatch):
+def frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """t1.npy, t2.npy and t10.npy, full of 0, 2 and 1, in a folder ``frames`` of the current one."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "frames"
@@ -35,7 +38,7 @@ def frames(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("test", list(examples()))
-def test_example_in_docstring(test, frames):
+def test_example_in_docstring(test: doctest.DocTest, frames: None) -> None:
     test.globs.update(np=np, daskstack=daskstack)
     report: list[str] = []
     results = doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append)

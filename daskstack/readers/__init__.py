@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 FORMATS: tuple[type[Reader], ...] = (NpyReader, TiffReader)
-SUFFIXES = frozenset[str]().union(*(f.suffixes for f in FORMATS))
+SUFFIXES = tuple(s for f in FORMATS for s in f.suffixes)
 
 
 def choose(path: str, join: Join, function: Callable[[str], Any] | None = None) -> Reader:
@@ -48,5 +48,5 @@ def choose(path: str, join: Join, function: Callable[[str], Any] | None = None) 
             return reader(join)
     raise UsageError(
         f"no reader for {suffix or 'a file without a suffix'}: {shown(path)}",
-        f"daskstack reads {', '.join(sorted(SUFFIXES))}; for others give reader=, a function from path to array",
+        f"daskstack reads {', '.join(SUFFIXES)}; for others give reader=, a function from path to array",
     )

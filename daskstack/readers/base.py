@@ -109,7 +109,7 @@ class Reader(ABC):
 
     join: Join = "stack"
 
-    suffixes: ClassVar[frozenset[str]]
+    suffixes: ClassVar[tuple[str, ...]]
     alike_in_size: ClassVar[bool] = False  # whether files of equal items are equally long as a rule
 
     @abstractmethod
@@ -190,6 +190,11 @@ class Reader(ABC):
                 bad.append(exc)
             at += stop - start
         return bad
+
+
+def dims(shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Names of the axes of an array that brings none of its own."""
+    return ("y", "x") if len(shape) == 2 else tuple(f"dim_{k + 1}" for k in range(len(shape)))
 
 
 def check(path: str, found: Header, due: Header) -> None:

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from daskstack.errors import BadFileError
-from daskstack.readers.base import Array, Contents, Reader
-from daskstack.readers.npy import dims
+from daskstack.readers.base import Array, Contents, Reader, dims
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class FunctionReader(Reader):
 
     function: Callable[[str], Any] = field(kw_only=True)
 
-    suffixes: ClassVar[frozenset[str]] = frozenset()
+    suffixes: ClassVar[tuple[str, ...]] = ()
 
     @contextmanager
     def open(self, path: str) -> Iterator[Contents]:

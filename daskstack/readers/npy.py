@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from daskstack.errors import BadFileError
-from daskstack.readers.base import Array, Contents, Reader, open_regular, read_at, refuse_foreign, to_native
+from daskstack.readers.base import Array, Contents, Reader, dims, open_regular, read_at, refuse_foreign, to_native
 
 MAGIC = b"\x93NUMPY"
 FIRST_READ = 4096
@@ -45,7 +45,7 @@ class Layout:
 class NpyReader(Reader):
     """Reads .npy files without memory maps; object arrays are refused, nothing is ever unpickled."""
 
-    suffixes: ClassVar[frozenset[str]] = frozenset({".npy"})
+    suffixes: ClassVar[tuple[str, ...]] = (".npy",)
     alike_in_size: ClassVar[bool] = True
 
     @contextmanager
@@ -68,11 +68,6 @@ class NpyReader(Reader):
                     to_native(out, layout.dtype)
 
             yield Contents(layout.shape, layout.dtype, max(0, len(layout.shape) - 1), read, dims=dims(layout.shape))
-
-
-def dims(shape: tuple[int, ...]) -> tuple[str, ...]:
-    """Names of the axes of an array that brings none of its own."""
-    return ("y", "x") if len(shape) == 2 else tuple(f"dim_{k + 1}" for k in range(len(shape)))
 
 
 def read_layout(path: str, descriptor: int) -> Layout:

@@ -34,7 +34,7 @@ AXES = {"T": "t", "Z": "z", "C": "c", "Y": "y", "X": "x", "S": "s"}
 class TiffReader(Reader):
     """Reads TIFF and BigTIFF files: stored values, never inverted, expanded or scaled."""
 
-    suffixes: ClassVar[frozenset[str]] = frozenset({".tif", ".tiff"})
+    suffixes: ClassVar[tuple[str, ...]] = (".tif", ".tiff")
 
     @contextmanager
     def open(self, path: str) -> Iterator[Contents]:
@@ -48,12 +48,12 @@ class TiffReader(Reader):
             # The flags keep tifffile from following the names of other files that a file gives.
             with (
                 os.fdopen(descriptor, "rb", closefd=False) as handle,
-                _strict(path),
+                _strict(path) as said,
                 TiffFile(handle, name=os.path.basename(path), is_ome=False, is_mmstack=False, is_ndtiff=False) as tif,
             ):
                 series = _only_series(path, tif)
-                page = series.keyframe
-                _check_pages(path, tif, series, size)
+                page_ndim = _check_pages(path, tif, series, size)
+                _refuse_logged(path, said)
 
                 def read(out: Array, start: int) -> None:
                     with _strict(path):
@@ -62,7 +62,7 @@ class TiffReader(Reader):
                 yield Contents(
                     tuple(map(int, series.shape)),
                     np.dtype(series.dtype),
-                    len(page.shape),
+                    page_ndim,
                     read,
                     dims=_dims(series.axes),
                 )
@@ -88,8 +88,8 @@ _records = _Records()
 
 
 @contextmanager
-def _strict(path: str) -> Iterator[None]:
-    """Make an error of whatever tifffile logs in this thread from WARNING up."""
+def _strict(path: str) -> Iterator[list[str]]:
+    """Make an error of whatever tifffile logs in this thread from WARNING up; what it did so far."""
     from tifffile import logger
 
     logger().addFilter(_records)  # once: a filter that is there already is not added again
@@ -97,9 +97,13 @@ def _strict(path: str) -> Iterator[None]:
     taken: list[str] = []
     _records.thread.taken = taken
     try:
-        yield
+        yield taken
     finally:
         _records.thread.taken = before
+    _refuse_logged(path, taken)
+
+
+def _refuse_logged(path: str, taken: list[str]) -> None:
     if taken:
         message = taken[0].partition("> ")[2] if taken[0].startswith("<tifffile.") else taken[0]
         raise BadFileError(path, f"tifffile says: {message or taken[0]}")
@@ -116,11 +120,15 @@ def _only_series(path: str, tif: TiffFile) -> TiffPageSeries:
     return series[0]
 
 
-def _check_pages(path: str, tif: TiffFile, series: TiffPageSeries, size: int) -> None:
-    """Refuse what tifffile would leave out or fill with zeros."""
+def _check_pages(path: str, tif: TiffFile, series: TiffPageSeries, size: int) -> int:
+    """Refuse what tifffile would leave out or fill with zeros; how many of the last axes are a page."""
     page = series.keyframe
-    frames, rest = divmod(math.prod(series.shape), max(1, math.prod(page.shape)))
-    if rest or tuple(series.shape[len(series.shape) - len(page.shape) :]) != tuple(page.shape):
+    page_size = math.prod(page.shape)
+    page_ndim = len(page.shape)
+    while page_ndim < len(series.shape) and math.prod(series.shape[-page_ndim:]) < page_size:
+        page_ndim += 1  # a description may give a page more axes, of length 1
+    frames = math.prod(series.shape) // page_size
+    if math.prod(series.shape[-page_ndim:]) != page_size:
         raise BadFileError(path, f"{shape_text(series.shape)} in pages of {shape_text(page.shape)}", "whole pages")
     stored = len(tif.pages)
     if stored not in (1, frames, frames * len(series.levels)):
@@ -133,6 +141,7 @@ def _check_pages(path: str, tif: TiffFile, series: TiffPageSeries, size: int) ->
         if one is None:
             raise BadFileError(path, f"page {number} is missing")
         _check_segments(path, number, one, size)
+    return page_ndim
 
 
 def _check_segments(path: str, number: int, page: Any, size: int) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from daskstack.errors import UsageError
-from daskstack.targets.base import Index, Target
+from daskstack.targets.base import Index, Target, crc32c
 from daskstack.targets.npy import NpyTarget
 from daskstack.text import printable
 
-__all__ = ["Index", "NpyTarget", "Target", "choose"]
+__all__ = ["SUFFIXES", "Index", "NpyTarget", "Target", "crc32c", "format_of"]
 
 FORMATS: tuple[type[Target], ...] = (NpyTarget,)
+SUFFIXES = tuple(target.suffix for target in FORMATS)
 
 
-def choose(out: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Target:
-    """The target for an output, by its suffix.
+def format_of(out: str) -> type[Target]:
+    """The format of an output, by its suffix.
 
     Raises
     ------
@@ -26,5 +23,5 @@ def choose(out: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Target:
     """
     for target in FORMATS:
         if out.endswith(target.suffix):
-            return target(shape, dtype)
+            return target
     raise UsageError(f"the output {printable(out)!r} has no known suffix", "let it end in .npy")

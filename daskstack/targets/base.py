@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
+
+from daskstack.blocks import as_bytes
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,14 @@ class Target(ABC):
     def write(self, folder: str, start: int, block: NDArray[Any]) -> None:
         """Put a block of items at ``start``, durable on return; any number of times, by any process."""
 
+    @staticmethod
     @abstractmethod
-    def read_record(self, out: str) -> dict[str, Any] | None:
+    def read_record(out: str) -> dict[str, Any] | None:
         """How an output that is there was made; None where daskstack did not make it."""
 
+    @staticmethod
     @abstractmethod
-    def read_index(self, out: str) -> dict[str, list[str]]:
+    def read_index(out: str) -> dict[str, list[str]]:
         """The index of a finished output, column by column, as text."""
 
     @abstractmethod
@@ -99,3 +104,8 @@ class Target(ABC):
     @abstractmethod
     def finish(self, folder: str, out: str, index: Index) -> list[tuple[str, str]]:
         """Complete the target in its folder; what to rename to what, the array last."""
+
+
+def crc32c(data: bytes | NDArray[Any]) -> int:
+    """The checksum (RFC 3720, as Zarr uses it) of bytes, or of a C-contiguous array's bytes."""
+    return int(google_crc32c.value(data if isinstance(data, bytes) else as_bytes(data)))

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from daskstack import files
 from daskstack.blocks import as_bytes
-from daskstack.targets.base import Index, Target
+from daskstack.targets.base import Index, Target, crc32c
 
 POISON = b"\x93NUMPY\xff\xff"  # every reader says that it does not know this version; none speaks of pickles
 DATA = "data.npy"
@@ -83,17 +82,24 @@ class NpyTarget(Target):
         files.sync_folder(folder)
         return [*staged, (data, out)]
 
-    def read_record(self, out: str) -> dict[str, Any] | None:
-        return read_record(out)
+    @staticmethod
+    def read_record(out: str) -> dict[str, Any] | None:
+        try:
+            with open(record_path(out), encoding="utf-8") as f:
+                record = json.load(f)["daskstack"]
+            return record if isinstance(record["plan_id"], str) and isinstance(record["files"], dict) else None
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
 
-    def read_index(self, out: str) -> dict[str, list[str]]:
+    @staticmethod
+    def read_index(out: str) -> dict[str, list[str]]:
         with open(index_path(out), newline="", encoding="utf-8", errors="surrogateescape") as f:
             head, *rows = csv.reader(f, strict=True)
         return {name: [row[k] for row in rows] for k, name in enumerate(head)}
 
     def is_own(self, out: str) -> bool:
         """Header and size must agree with the record, and a sample of items with the index."""
-        record = read_record(out)
+        record = self.read_record(out)
         if record is None or os.path.islink(out):
             return False
         try:
@@ -110,22 +116,12 @@ class NpyTarget(Target):
             return False
 
     def own_names(self, out: str) -> tuple[str, ...]:
-        record = read_record(out)
+        record = self.read_record(out)
         if record is None:
             return ()
         beside = [os.path.join(os.path.dirname(out), name) for name in record["files"]]
         array = (out,) if self.is_own(out) else ()
         return (*array, record_path(out), *(p for p in beside if _side_file_is_own(p, record)))
-
-
-def read_record(out: str) -> dict[str, Any] | None:
-    """The record beside an output, or None where there is none of daskstack's."""
-    try:
-        with open(record_path(out), encoding="utf-8") as f:
-            record = json.load(f)["daskstack"]
-        return record if isinstance(record["plan_id"], str) and isinstance(record["files"], dict) else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
 
 
 def record_path(out: str) -> str:
@@ -206,11 +202,6 @@ def _index_csv(index: Index) -> bytes:
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
     return stream.getvalue().encode("utf-8", "surrogateescape")  # names that are no UTF-8 keep their bytes
-
-
-def crc32c(data: bytes | NDArray[Any]) -> int:
-    """The checksum (RFC 3720, as Zarr uses it) of bytes, or of a C-contiguous array's bytes."""
-    return int(google_crc32c.value(data if isinstance(data, bytes) else as_bytes(data)))
 
 
 def _side_file_is_own(path: str, record: Mapping[str, Any]) -> bool:
