@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from daskstack.errors import NoSpaceError, OutputError
+from daskstack.errors import DaskstackError, NoSpaceError, OutputError
 from daskstack.text import nbytes, shown
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,7 +51,7 @@ def writing(path: str, need: int = 0) -> Iterator[None]:
     """
     try:
         yield
-    except (NoSpaceError, OutputError):
+    except DaskstackError:
         raise
     except OSError as exc:
         if exc.errno in NO_SPACE:

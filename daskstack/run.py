@@ -220,8 +220,7 @@ def _run_blocks(plan: StorePlan, stack: FileStack, folder: str, *, progress: boo
             items = edges[result.block + 1] - edges[result.block]
             shown_progress.update(items, items * item, len(result.bad))
 
-        make: Any = Callback
-        with make(posttask=told):
+        with Callback(posttask=told):
             return list(_get(plan, graph, keys))
 
 

@@ -266,9 +266,8 @@ class FileStack:
 
         name = f"daskstack-{self.token}"
         edges = self.bounds.tolist()
-        make: Any = da.from_delayed
         reads = [
-            make(
+            da.from_delayed(
                 delayed(load_block, pure=True)(self.block(start, stop), dask_key_name=f"read-{name}-{k}"),
                 shape=(stop - start, *self.header.shape),
                 dtype=self.dtype,
@@ -430,8 +429,7 @@ def _in_one_layer(reads: Sequence[dask.array.Array], name: str) -> dask.array.Ar
         task = next(t for t in read.__dask_graph__().values() if isinstance(t, Task))
         graph[(name, k, *zeros)] = Task((name, k, *zeros), task.func, *task.args)
     chunks = (tuple(r.shape[0] for r in reads), *((n,) for n in reads[0].shape[1:]))
-    make: Any = da.Array
-    array: dask.array.Array = make(HighLevelGraph.from_collections(name, graph), name, chunks, dtype=reads[0].dtype)
+    array: dask.array.Array = da.Array(HighLevelGraph.from_collections(name, graph), name, chunks, dtype=reads[0].dtype)
     return array
 
 

@@ -23,6 +23,12 @@ def image(k: int, shape: tuple[int, ...] = (5, 7), dtype: str = "uint16") -> Arr
     return (np.arange(np.prod(shape)).reshape(shape) + 100 * k).astype(dtype)
 
 
+def same(found: Any, expected: Array) -> bool:
+    """Whether an array, a lazy one too, has exactly these values and this dtype."""
+    found = np.asarray(found)
+    return found.dtype == expected.dtype and np.array_equal(found, expected)
+
+
 @pytest.fixture
 def frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Twelve TIFF files, not padded, in a folder ``frames`` of the current one; item k is ``image(k)``."""

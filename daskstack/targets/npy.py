@@ -155,13 +155,13 @@ def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     stream = io.BytesIO()
     try:
         np.lib.format.write_array_header_1_0(stream, header)
-    except ValueError:  # over 64 KiB: many fields
-        stream = io.BytesIO()
-        np.lib.format.write_array_header_2_0(stream, header)
     except UnicodeEncodeError:  # names of fields beyond latin-1; NumPy has no public function for version 3
         text = (repr(header) + "\n").encode()
         padded = text[:-1] + b" " * (-(12 + len(text)) % 64) + b"\n"
         return b"\x93NUMPY\x03\x00" + len(padded).to_bytes(4, "little") + padded
+    except ValueError:  # over 64 KiB: many fields
+        stream = io.BytesIO()
+        np.lib.format.write_array_header_2_0(stream, header)
     return stream.getvalue()
 
 
