@@ -38,6 +38,7 @@ class Progress:
             self.bar = make(
                 total=total,
                 ncols=None if _in_notebook() else min(WIDTH, _terminal_width()),
+                nrows=20,  # a terminal that does not know its size says 0, and tqdm would show nothing
                 ascii=" #",
                 leave=False,
                 bar_format="{percentage:3.0f}% |{bar}| {desc}",

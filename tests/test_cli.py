@@ -1,0 +1,287 @@
+"""What people read and what scripts get: texts, streams and exit statuses."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from conftest import Array, Run, image, same
+
+import daskstack as package
+
+
+def test_build(frames: Path, expected: Array, daskstack: Run) -> None:
+    done = daskstack("build", "frames", "out.npy", "--labels", r"img_(?P<k>\d+)")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[1:] == [
+        "      out.npy.index.csv (row to file)",
+        "      out.npy.json (how it was made)",
+        "      out.k.npy (label)",
+        'read  np.load("out.npy", mmap_mode="r")',
+    ]
+    assert re.fullmatch(r"100%  12/12 files  \d+\.\d\d GB/s  bad 0  left 0:00\n", done.stderr)
+    assert same(np.load("out.npy"), expected)
+    assert np.load("out.k.npy").tolist() == list(range(12))
+    again = daskstack("build", "frames", "out.npy", "--labels", r"img_(?P<k>\d+)")
+    assert again.returncode == 0
+    assert "done  out.npy (12, 5, 7) uint16, 840 B: it was there already, made from these files\n" in again.stdout
+
+
+def test_the_second_user_s_task_in_one_line(tmp_path: Path, daskstack: Run) -> None:
+    (tmp_path / "in").mkdir()
+    names = ["b.npy", "a.npy", "cab.npy", "dd.npy"]
+    for k, name in enumerate(names):
+        np.save(tmp_path / "in" / name, image(k))
+    assert daskstack("build", "in", "inputs.npy", "--label", "target=a", "-q", cwd=tmp_path).returncode == 0
+    inputs, target = np.load(tmp_path / "inputs.npy"), np.load(tmp_path / "inputs.target.npy")
+    assert [int(i[0, 0]) // 100 for i in inputs] == [1, 0, 2, 3]
+    assert target.tolist() == [True, False, True, False]
+
+
+def test_plan_writes_nothing(frames: Path, daskstack: Run) -> None:
+    (frames / "notes.txt").touch()
+    (frames / "img_3.tif").write_bytes(b"")
+    for command in (["plan", "frames", "out.npy"], ["build", "--dry-run", "frames", "out.npy"]):
+        done = daskstack(*command)
+        assert done.returncode == 0
+        assert done.stderr == ""
+        lines = done.stdout.splitlines()
+        assert lines[0].startswith("files   12 in frames (")
+        assert lines[0].endswith("; left out: notes.txt")
+        assert lines[1:3] == [
+            "order   natural: img_0.tif, img_1.tif, img_2.tif ... img_11.tif",
+            "array   (item 12, y 5, x 7) uint16, 840 B; item from img_0.tif",
+        ]
+        assert lines[3].startswith("work    12 blocks of 1 file, ")
+        assert lines[4].startswith("disk    840 B in 3 files; free ")
+        assert re.fullmatch(r"time    about 0:00 \(reading 12 of the files: [\d,]+ files/s\)", lines[5])
+        assert lines[6:] == ["bad     frames/img_3.tif  empty file (0 bytes)", "Nothing was written."]
+        assert all(len(line) <= 80 for line in lines)
+    assert sorted(os.listdir(frames.parent)) == ["frames"]
+
+
+def test_bad_files(frames: Path, daskstack: Run) -> None:
+    (frames / "img_3.tif").write_bytes(b"")
+    tifffile.imwrite(frames / "img_11.tif", image(0, (5, 6)), photometric="minisblack")
+    done = daskstack("build", "frames", "out.npy")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0] == "bad   frames/img_3.tif  empty file (0 bytes)"
+    assert lines[1].startswith("100%  12/12 files  ")
+    assert "  bad 2  " in lines[1]
+    assert lines[2:] == [
+        "error: 2 of 12 files are bad; out.npy not made",
+        "  frames/img_3.tif  empty file (0 bytes)",
+        "  frames/img_11.tif  found (5, 6) uint16, due (5, 7) uint16",
+        "next  mend or leave out these files, then the same command",
+    ]
+
+
+def test_many_bad_files_are_counted(tmp_path: Path, daskstack: Run) -> None:
+    (tmp_path / "in").mkdir()
+    for k in range(40):
+        np.save(tmp_path / "in" / f"{k}.npy", image(k, dtype="uint16" if k < 10 else "uint8"))
+    lines = daskstack("build", "in", "out.npy", cwd=tmp_path).stderr.splitlines()
+    report = lines[next(k for k, line in enumerate(lines) if line.startswith("error: ")) :]
+    assert len(report) == 23
+    assert report[21:] == ["  and 10 more", "next  mend or leave out these files, then the same command"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["build"], 2, "Missing argument 'SRC... OUT'"),
+        (["build", "out.npy"], 2, "error: 'out.npy' alone: sources and an output are due"),
+        (["build", "frames", "out"], 2, "error: the output '"),
+        (["build", "frames", "out.npy", "--threads", "0"], 2, "0 is not in the range x>=1"),
+        (["build", "frames", "out.npy", "--join", "cat"], 2, "'cat' is not one of 'stack', 'concat'"),
+        (["build", "frames", "out.npy", "--label", "target"], 2, "error: --label target\nnext  write it as NAME=REGEX"),
+        (["build", "frames", "out.npy", "--label", "a=b", "--labels", "c"], 2, "error: --labels and --label are both"),
+        (["build", "frames", "out.npy", "--labels", "("], 2, "error: labels: '(' is not a regular expression"),
+        (["build", "frames", "out.npy", "--sort-by", "t"], 2, "error: sort_by='t': there is no such label"),
+        (["build", "frames", "out.npy", "--memory-limit", "1 B"], 2, "error: memory_limit=1 B: one block takes 210 B"),
+        (["build", "https://a/b.tif", "out.npy"], 2, "error: 'https://a/b.tif' is a URL"),
+        (["build", "nowhere", "out.npy"], 1, "error: no such file or folder: 'nowhere'"),
+        (["build", "*.dat", "out.npy"], 1, "error: no usable file matches '*.dat'"),
+        (
+            ["build", "frames", "nowhere/out.npy"],
+            1,
+            "error: there is no folder nowhere\nnext  make it: mkdir -p nowhere",
+        ),
+        (
+            ["build", "frames", "taken.npy"],
+            1,
+            "error: taken.npy exists and was not made by daskstack; it was not touched",
+        ),
+        (
+            ["plan", "frames", "taken.npy"],
+            1,
+            "error: taken.npy exists and was not made by daskstack; it was not touched",
+        ),
+        (["build", "frames/img_3.tif", "frames/img_3.tif"], 2, "has no known suffix"),
+        (["build", "frames", "out.npy", "--labels", r"(?P<t>\d\d\d)"], 1, "error: 12 of 12 files do not match"),
+        (["build", "--files-from", "nowhere", "out.npy"], 2, "error: --files-from nowhere: No such file or directory"),
+        (["info", "nowhere"], 1, "error: no such file or folder: 'nowhere'"),
+        (["nonsense"], 2, "No such command 'nonsense'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes_get_one_message(
+    frames: Path, daskstack: Run, arguments: list[str], status: int, message: str
+) -> None:
+    (frames.parent / "taken.npy").write_bytes(b"mine")
+    done = daskstack(*arguments)
+    assert done.returncode == status
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(os.listdir(frames.parent)) == ["frames", "taken.npy"]
+    assert (frames.parent / "taken.npy").read_bytes() == b"mine"
+
+
+def test_debug_shows_the_traceback(frames: Path, daskstack: Run) -> None:
+    done = daskstack("build", "nowhere", "out.npy", "--debug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "daskstack.errors.SourceError: no such file or folder: 'nowhere'" in done.stderr
+
+
+@pytest.mark.parametrize("by_stdin", [False, True])
+def test_files_from_a_list_keep_their_order(frames: Path, expected: Array, daskstack: Run, *, by_stdin: bool) -> None:
+    text = "frames/img_10.tif\nframes/img_2.tif\r\n\nframes/img_2.tif\n"
+    Path("list.txt").write_text(text, newline="")
+    if by_stdin:
+        done = daskstack("build", "--files-from", "-", "out.npy", input=text)
+    else:
+        done = daskstack("build", "--files-from", "list.txt", "out.npy")
+    assert done.returncode == 0
+    assert same(np.load("out.npy"), expected[[10, 2, 2]])
+    mixed = daskstack("build", "frames/img_11.tif", "frames/img_9.tif", "--files-from", "list.txt", "mixed.npy")
+    assert mixed.returncode == 0
+    assert same(np.load("mixed.npy"), expected[[9, 11, 10, 2, 2]])
+
+
+def test_arguments_of_the_shell_are_put_in_natural_order(frames: Path, expected: Array, daskstack: Run) -> None:
+    names = sorted(f"frames/{p.name}" for p in frames.iterdir())  # as a shell expands frames/*
+    assert daskstack("build", *names, "out.npy").returncode == 0
+    assert same(np.load("out.npy"), expected)
+
+
+def test_overwrite_and_limit(frames: Path, expected: Array, daskstack: Run) -> None:
+    assert daskstack("build", "frames", "out.npy", "--limit", "3").returncode == 0
+    refused = daskstack("build", "frames", "out.npy")
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "error: out.npy exists and was made from other files or with other options; it was not touched\n"
+        "next  choose another OUT, or --overwrite it\n"
+    )
+    assert daskstack("build", "frames", "out.npy", "--overwrite").returncode == 0
+    assert same(np.load("out.npy"), expected)
+
+
+def test_quiet_says_nothing_but_errors(frames: Path, daskstack: Run) -> None:
+    done = daskstack("build", "frames", "out.npy", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (frames / "img_3.tif").write_bytes(b"")
+    done = daskstack("build", "frames", "other.npy", "-q")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: 1 of 12 files is bad; other.npy not made\n")
+
+
+def test_a_gap_is_a_warning(frames: Path, daskstack: Run) -> None:
+    (frames / "img_3.tif").unlink()
+    done = daskstack("build", "frames", "out.npy", "--labels", r"_(?P<t>\d+)")
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: label t counts from 0 to 11 without 3\n")
+
+
+def test_info(frames: Path, daskstack: Run) -> None:
+    (frames / "img_3.tif").rename(frames / "img_12.tif")
+    stack = daskstack("info", "frames")
+    assert stack.returncode == 0
+    assert stack.stdout.startswith("<daskstack.Stack (12, 5, 7) uint16>\nfiles   12 in frames (")
+    daskstack("build", "frames", "out.npy", "--label", "one=1", "-q")
+    done = daskstack("info", "out.npy")
+    lines = done.stdout.splitlines()
+    assert (
+        lines[:3]
+        == [
+            "array   (item 12, y 5, x 7) <u2 in out.npy",
+            f"from    frames, below {frames}",
+            "labels  one",
+        ]
+        or lines[0] == "array   (item 12, y 5, x 7) uint16 in out.npy"
+    )
+    assert " by daskstack " in done.stdout
+
+
+def test_version_and_help(daskstack: Run) -> None:
+    assert daskstack("--version").stdout == f"daskstack {package.__version__}\n"
+    for command in ([], ["plan"], ["build"], ["info"], ["demo"]):
+        text = daskstack(*command, "--help").stdout
+        assert text.startswith("Usage: daskstack ")
+        assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_a_reader_of_the_output_that_goes_away_is_no_trouble(frames: Path) -> None:
+    command = f"{sys.executable} -m daskstack plan frames out.npy | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_names_that_disturb_a_terminal_are_escaped(tmp_path: Path, daskstack: Run) -> None:
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a\x1b[31m\n.npy", image(0))
+    with open(os.path.join(os.fsencode(tmp_path), b"in", b"b\xff.npy"), "wb") as f:
+        np.save(f, image(1))
+    plan = daskstack("plan", "in", "out.npy", cwd=tmp_path)
+    assert r"natural: a\x1b[31m\n.npy, b\udcff.npy" in plan.stdout
+    assert daskstack("build", "in", "out.npy", cwd=tmp_path).returncode == 0
+    assert same(np.load(tmp_path / "out.npy"), np.stack([image(0), image(1)]))
+    index = (tmp_path / "out.npy.index.csv").read_bytes()
+    assert b"b\xff.npy" in index
+
+
+def test_a_bar_in_a_terminal(frames: Path) -> None:
+    """In a terminal of 80 columns the bar is redrawn in place, and no line is longer."""
+    leader, follower = pty.openpty()
+    os.environ["COLUMNS"] = "80"
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "daskstack", "build", "frames", "out.npy"],
+            stderr=follower,
+            stdout=subprocess.DEVNULL,
+        )
+        os.close(follower)
+        text = b""
+        while True:
+            try:
+                part = os.read(leader, 4096)
+            except OSError:
+                break
+            if not part:
+                break
+            text += part
+        assert child.wait(60) == 0
+    finally:
+        del os.environ["COLUMNS"]
+        os.close(leader)
+    drawn = [d for d in text.decode().replace("\n", "\r").split("\r") if d.strip()]
+    assert any(re.match(r"\s*\d+% \|#*[ #]*\| [\d,]+/12 files  \d+\.\d\d GB/s  bad 0  left ", d) for d in drawn)
+    assert all(len(d.rstrip()) <= 80 for d in drawn)
+
+
+def test_demo(daskstack: Run) -> None:
+    done = daskstack("demo", "--files", "100")
+    assert done.returncode == 0
+    assert "equal to a loop over tifffile.imread, item by item; labels in the same order" in done.stdout
+    assert "$ daskstack build frames frames.npy --labels" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())

@@ -1,0 +1,265 @@
+"""Faults for real: kill -9, signals, full disks, quotas, folders that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Array, Run, image, need_root, same
+
+from daskstack import build, files
+from daskstack.errors import NoSpaceError, OutputError
+
+KILLS = 12
+
+
+@pytest.fixture
+def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Array:
+    """A folder ``many`` of 600 small .npy files in the current one; what it becomes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "many").mkdir()
+    whole = image(3, (600, 16, 16))
+    for k, item in enumerate(whole):
+        np.save(tmp_path / "many" / f"{k}.npy", item)
+    return whole
+
+
+def start(*more: str) -> subprocess.Popen[str]:
+    """A build of one block a file: each is written on its own and synced, so that it takes its time."""
+    command = [sys.executable, "-m", "daskstack", "build", "many", "out.npy", "--files-per-block", "1", *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish() -> None:
+    child = start()
+    child.communicate(timeout=120)
+    assert child.returncode == 0
+
+
+def test_sigkill_at_any_moment_leaves_nothing_under_the_final_name(many: Array, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    finish()
+    whole_run = time.monotonic() - begin
+    reference = Path("out.npy").read_bytes()
+    for path in tmp_path.glob("out.*"):
+        path.unlink()
+    rng = random.Random(0)
+    finished = 0
+    for _ in range(KILLS):
+        child = start()
+        time.sleep(rng.uniform(0.2, 1.1) * whole_run)
+        child.kill()
+        child.communicate(timeout=60)
+        if Path("out.npy").exists():
+            assert Path("out.npy").read_bytes() == reference
+            finished += 1
+            for path in tmp_path.glob("out.*"):
+                if path.is_file():
+                    path.unlink()
+    assert finished < KILLS
+    finish()
+    assert Path("out.npy").read_bytes() == reference
+    assert same(np.load("out.npy"), many)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["many", "out.npy", "out.npy.index.csv", "out.npy.json"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_in_order(many: Array, tmp_path: Path, number: signal.Signals) -> None:
+    child = start("--limit", "500")
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("out.npy.part/*/data.npy")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    child.send_signal(number)
+    stdout, stderr = child.communicate(timeout=30)
+    assert child.returncode == 75
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert f"stopped ({number.name}): " in stderr
+    assert "next  daskstack build many out.npy --files-per-block 1 --limit 500\n" in stderr
+    assert os.listdir(tmp_path) == ["many"]
+
+
+# -- full disks -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file system of about 3 MB that root mounts."""
+    need_root("mounts a small file system")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if request.param == "tmpfs":
+        command = ["mount", "-t", "tmpfs", "-o", "size=3M", "tmpfs", str(disk)]
+    else:
+        image_file = tmp_path / "disk.img"
+        subprocess.run(["truncate", "-s", "4M", image_file], check=True)
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image_file], check=True)
+        command = ["mount", "-o", "loop", str(image_file), str(disk)]
+    subprocess.run(command, check=True)
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Eight .npy files that make 4 MB."""
+    folder = tmp_path / "large"
+    folder.mkdir()
+    for k in range(8):
+        np.save(folder / f"{k}.npy", np.full((256, 1024), k, "uint16"))
+    return folder
+
+
+def clean(disk: Path) -> bool:
+    return set(os.listdir(disk)) <= {"lost+found", "mine"}
+
+
+@pytest.mark.parametrize("when", ["before", "reserving", "writing"])
+def test_a_full_disk_is_one_clear_error(
+    small_disk: Path, large: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    (small_disk / "mine").write_bytes(b"mine")
+    free = files.free_space(str(small_disk))
+    if when != "before":
+        monkeypatch.setattr("daskstack.api.files.free_space", lambda _: 1 << 40)
+    if when == "writing":  # a file system without fallocate; then the disk fills up block by block
+        monkeypatch.setattr(files, "_fallocate", lambda *_: False)
+    with pytest.raises(NoSpaceError) as caught:
+        build(large, small_disk / "out.npy", progress=False, scheduler="synchronous")
+    assert str(small_disk / "out.npy") in str(caught.value)
+    assert "needed, " in str(caught.value) or "needs 4.2 MB" in str(caught.value)
+    assert clean(small_disk)
+    monkeypatch.undo()
+    assert files.free_space(str(small_disk)) >= free - 20_000
+
+
+def test_a_full_disk_on_the_command_line(small_disk: Path, large: Path, daskstack: Run) -> None:
+    done = daskstack("build", large, small_disk / "out.npy")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"error: {small_disk}/out.npy needs 4.2 MB; ")
+    assert done.stderr.endswith("next  make room, or choose another disk\n")
+    assert clean(small_disk)
+
+
+def test_a_limit_on_file_sizes_is_one_clear_error(large: Path, tmp_path: Path) -> None:
+    script = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "from daskstack.cli import main\n"
+        "main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", script, "build", str(large), "out.npy"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "the limit on file sizes (ulimit -f, or the file system's own) is reached; 4.2 MB needed" in done.stderr
+    assert os.listdir(tmp_path) == ["large"]
+
+
+# -- folders ----------------------------------------------------------------------------------------------------
+
+
+def as_nobody(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line as a user without rights; all modules are loaded before they are given up."""
+    need_root("runs as another user")
+    script = (
+        "import os, sys\n"
+        "import dask.threaded, tifffile, daskstack.api, daskstack.run\n"
+        "from daskstack.cli import main\n"
+        "os.setgroups([])\n"
+        "os.setegid(65534)\n"
+        "os.seteuid(65534)\n"
+        "main(sys.argv[1:])"
+    )
+    for above in (folder, *folder.parents[:3]):
+        above.chmod(0o755)
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+def test_a_folder_that_cannot_be_written(frames: Path) -> None:
+    (frames.parent / "locked").mkdir(mode=0o755)
+    done = as_nobody(frames.parent, "build", "frames", "locked/out.npy")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: cannot write locked/out.npy.part: Permission denied",
+        "next  choose a place that can be written",
+    ]
+    assert os.listdir("locked") == []
+
+
+def test_files_that_cannot_be_read_are_named(frames: Path) -> None:
+    (frames / "img_4.tif").chmod(0)
+    (frames.parent / "open").mkdir()
+    (frames.parent / "open").chmod(0o777)
+    done = as_nobody(frames.parent, "build", "frames", "open/out.npy")
+    assert done.returncode == 1
+    assert "error: 1 of 12 files is bad; open/out.npy not made\n  frames/img_4.tif  permission denied\n" in done.stderr
+
+
+def test_a_staging_folder_removed_during_the_run(frames: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    from daskstack.targets import NpyTarget
+
+    real = NpyTarget.write
+
+    def write(self: NpyTarget, folder: str, start: int, block: Array) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        real(self, folder, start, block)
+
+    monkeypatch.setattr(NpyTarget, "write", write)
+    with pytest.raises(OutputError, match=r"cannot write .*data\.npy: No such file or directory"):
+        build("frames", "out.npy", progress=False)
+    assert os.listdir(frames.parent) == ["frames"]
+
+
+def test_files_and_descriptors_stay_within_a_limit_of_64(many: Array, tmp_path: Path) -> None:
+    script = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "import daskstack\n"
+        "daskstack.build('many', 'out.npy', threads=8, progress=False)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
+    assert same(np.load("out.npy"), many)
+
+
+def test_memory_stays_near_threads_times_blocks(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for k in range(48):
+        np.save(tmp_path / "in" / f"{k:02}.npy", np.full((1024, 1024), k, "float32"))
+    script = (
+        "import os, sys, threading, time\n"
+        "import daskstack, dask.threaded, tifffile\n"
+        "from daskstack import api\n"
+        "def anonymous():\n"
+        "    lines = open('/proc/self/status').read().splitlines()\n"
+        "    return int(next(l for l in lines if l.startswith('RssAnon')).split()[1]) << 10\n"
+        "before, peak, going = anonymous(), 0, True\n"
+        "def watch():\n"
+        "    global peak\n"
+        "    while going:\n"
+        "        peak = max(peak, anonymous())\n"
+        "        time.sleep(0.001)\n"
+        "thread = threading.Thread(target=watch)\n"
+        "thread.start()\n"
+        "plan = api.open_stack('in').plan('out.npy', threads=2)\n"
+        "api.open_stack('in').to_npy('out.npy', threads=2, progress=False)\n"
+        "going = False\n"
+        "thread.join()\n"
+        "print(peak - before, plan.memory)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, capture_output=True, text=True)
+    grown, bound = map(int, done.stdout.split())
+    assert grown < bound + (8 << 20)
+    assert bound < 40 << 20  # of an array of 192 MiB
