@@ -37,6 +37,7 @@ class Progress:
             make: Any = tqdm
             self.bar = make(
                 total=total,
+                desc=self.text(),
                 ncols=None if _in_notebook() else min(WIDTH, _terminal_width()),
                 nrows=20,  # a terminal that does not know its size says 0, and tqdm would show nothing
                 ascii=" #",

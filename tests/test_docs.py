@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,3 +45,60 @@ def test_example_in_docstring(test: doctest.DocTest, frames: None) -> None:
     report: list[str] = []
     results = doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append)
     assert results.failed == 0, "".join(report)
+
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+@pytest.fixture
+def named_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six files in ``frames`` whose names have a time and a kind, as the README's examples want them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "frames").mkdir()
+    for t in range(6):
+        np.save(tmp_path / "frames" / f"t{t}_{('dark', 'light')[t % 2]}.npy", np.full((4, 5), t, "uint16"))
+
+
+def test_python_in_the_readme_runs(named_frames: None) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    exec("\n".join(blocks), {})
+    assert np.load("train.npy")[:, 0, 0].tolist() == list(range(6))
+    assert np.load("train.kind.npy").tolist() == ["dark", "light"] * 3
+    assert np.load("inputs.target.npy").tolist() == [True, False] * 3
+
+
+def commands() -> list[str]:
+    """The README's command lines: those of indented blocks, and those in the text."""
+    indented = re.findall(r"^    (daskstack .*?)(?:  +#.*)?$", README, re.MULTILINE)
+    return [*indented, *re.findall(r"`(daskstack build [^`]*)`", README)]
+
+
+def test_command_lines_in_the_readme_run(named_frames: None, capfd: pytest.CaptureFixture[str]) -> None:
+    from daskstack.cli import main
+
+    assert len(commands()) == 4
+    for command in commands():
+        program, *arguments = shlex.split(command)
+        assert program == "daskstack"
+        main(arguments, standalone_mode=False)
+    assert capfd.readouterr().out.count("done  ") == 2
+    assert Path("inputs.target.npy").exists()
+
+
+def test_options_in_the_readme_are_those_of_the_program() -> None:
+    from daskstack.cli import build
+
+    table = README.split("## Options")[1].split("\n\n")[1]
+    documented = set(re.findall(r"--[a-z][a-z-]+", table))
+    options = {name for p in build.params for name in p.opts if name.startswith("--")}
+    assert options - documented == {"--files-from", "--dry-run", "--verbose", "--debug"}
+    assert documented <= options
+
+
+def test_modules_in_the_readme_are_those_of_the_package() -> None:
+    table = README.split("## For those who carry the code on")[1]
+    documented = set(re.findall(r"`(\w+)(?:\.py|/)`", table.split("A reader fills in")[0]))
+    package = Path(daskstack.__file__).parent
+    found = {p.stem for p in package.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
+    assert documented == found - {"__init__", "__main__"}
