@@ -19,7 +19,7 @@ from daskstack import blocks
 from daskstack.discover import Listing
 from daskstack.errors import BadFileError, BadFilesError, UsageError
 from daskstack.names import LabelArrays, Labels, read_labels, sort_order
-from daskstack.readers import Header, Join, Reader, check, choose
+from daskstack.readers import Header, Join, Layout, Reader, check, choose
 from daskstack.text import count, listed, nbytes, plural, printable, shape_text, shown, table
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class BlockRead:
         What each item must be.
     items : int
         How many items the block holds.
+    layout : Layout, optional
+        How the file that gave ``due`` is laid out.
     """
 
     reader: Reader
@@ -55,6 +57,7 @@ class BlockRead:
     pieces: NDArray[np.int64] | None
     due: Header
     items: int
+    layout: Layout | None = None
 
     @property
     def paths(self) -> list[str]:
@@ -65,7 +68,7 @@ class BlockRead:
         """The block, and the files whose part of it is undefined."""
         out = np.empty((self.items, *self.due.shape), self.due.dtype)
         pieces = None if self.pieces is None else [(int(r), int(a), int(b)) for r, a, b in self.pieces]
-        return out, self.reader.read_into(self.paths, out, self.due, pieces)
+        return out, self.reader.read_into(self.paths, out, self.due, pieces, self.layout)
 
 
 def load_block(block: BlockRead) -> NDArray[Any]:
@@ -102,8 +105,10 @@ class FileStack:
         The file of each item, and which of its items it is.
     labels : dict of str to array, each of shape (items,)
         Labels, in item order.
-    items_each : int, optional
-        Items a block, where the user chose.
+    files_per_block : int, optional
+        Files a block, where the user chose.
+    layout : Layout, optional
+        How the file that gave the header is laid out, where others like it can be read without a library.
     """
 
     listing: Listing
@@ -115,6 +120,7 @@ class FileStack:
     row_of: NDArray[np.int64]
     labels: LabelArrays
     files_per_block: int | None
+    layout: Layout | None
 
     def __len__(self) -> int:
         return len(self.file_of)
@@ -216,7 +222,7 @@ class FileStack:
         else:
             used = file_of
         packed = zlib.compress(b"\0".join(os.fsencode(self.listing.paths[k]) for k in used), 1)
-        return BlockRead(self.reader, packed, pieces, replace(self.header, rows=1), stop - start)
+        return BlockRead(self.reader, packed, pieces, replace(self.header, rows=1), stop - start, self.layout)
 
     def condemned(self) -> list[BadFileError]:
         """The files that their size alone shows to be bad; where it makes one suspect, its header is read."""
@@ -354,6 +360,7 @@ def open_files(
         row_of=np.arange(len(file_of)) - firsts[file_of],
         labels={name: values[file_of] for name, values in arrays.items()},
         files_per_block=files_per_block,
+        layout=reads.layout(header_from),
     )
 
 

@@ -1,8 +1,8 @@
 """Faults that people reported of other tools: each as small inputs, siblings of its kind, and what must come of it.
 
-The comment above a test names the public reports (``owner/repository#number``) that it stands for.
-``gives`` is for inputs that make an array, ``refuses`` for those that must not; both build with each
-scheduler, and hold the inputs against what they were before.
+The comment above a test names the public reports (``owner/repository#number``) that it stands for; "the
+same" goes on with that of the test before.  ``gives`` is for inputs that make an array, ``refuses`` for
+those that must not: both build with each scheduler and look at what the inputs are afterwards.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 import tifffile
+from numpy.typing import NDArray
 
 import daskstack
 from daskstack.errors import (
@@ -41,13 +42,15 @@ from daskstack.errors import (
     UsageError,
 )
 
+Array: TypeAlias = NDArray[Any]
+
 SCHEDULERS = ("threads", "synchronous")
 SHAPE = (5, 7)  # not square, so that axes that change places show
-Array = np.ndarray[Any, Any]
+JOINS = pytest.mark.parametrize("join", ["stack", "concat"])
 
 
 def frame(seed: int, shape: tuple[int, ...] = SHAPE, dtype: Any = "uint16") -> Array:
-    """Noise, so that no two images are alike, nor two pixels for long."""
+    """Noise: no two images are alike."""
     return np.random.default_rng(seed).integers(0, 50_000, shape).astype(dtype)
 
 
@@ -56,7 +59,7 @@ def frames(count: int, shape: tuple[int, ...] = SHAPE, dtype: Any = "uint16") ->
 
 
 def npy(path: Path, array: Any) -> str:
-    with path.open("wb") as f:  # by its name, numpy.save would add .npy to .NPY
+    with path.open("wb") as f:  # given a name, numpy.save makes x.NPY.npy of x.NPY
         np.save(f, array)
     return str(path)
 
@@ -66,7 +69,8 @@ def tiff(path: Path, array: Any, **options: Any) -> str:
     return str(path)
 
 
-def page_by_page(path: Path, pages: Sequence[Any], **options: Any) -> str:
+def paged(path: Path, pages: Sequence[Array] | Array, **options: Any) -> str:
+    """A TIFF file written page by page, without a description that says what they are together."""
     with tifffile.TiffWriter(path) as writer:
         for page in pages:
             writer.write(page, **{"metadata": None, "contiguous": False, "photometric": "minisblack", **options})
@@ -83,6 +87,7 @@ def patch(path: str | Path, at: int, data: bytes) -> None:
 
 
 def cut(path: str | Path, size: int) -> None:
+    """Shorten a file to its first bytes, or by its last ones where ``size`` is negative."""
     os.truncate(path, size if size >= 0 else os.path.getsize(path) + size)
 
 
@@ -103,7 +108,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, object]:
-    """All that lies in a folder: text of links, bytes and times of files."""
+    """All that lies in a folder: targets of links, bytes and times of files."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -113,9 +118,12 @@ def contents(folder: Path) -> dict[str, object]:
     return found
 
 
+def base(paths: Sequence[Any]) -> list[str]:
+    return [os.path.basename(p) for p in paths]
+
+
 def assert_same(found: Array, due: Array) -> None:
     assert found.dtype == due.dtype.newbyteorder("=")
-    assert found.dtype.isnative
     assert found.shape == due.shape
     assert found.flags.c_contiguous
     if found.dtype.names is None:  # bytes: the sign of zero and the kind of NaN count
@@ -130,11 +138,11 @@ def gives(
     """Hold array and labels that the sources make against those that are due."""
     before = contents(folder)
     for scheduler in SCHEDULERS:
-        out = folder.parent / f"{scheduler}.npy"
+        out = folder.parent / f"{scheduler}{len(os.listdir(folder.parent))}.npy"
         stack = daskstack.open_stack(sources, **options)
         stack.to_npy(out, scheduler=scheduler, progress=False)
         assert_same(np.load(out, max_header_size=1 << 20), due)
-        assert set(stack.labels) == set(labelled or {}) or labelled is None
+        assert labelled is None or set(stack.labels) == set(labelled)
         for name, values in (labelled or {}).items():
             assert stack.labels[name].tolist() == list(values)
             assert np.load(out.with_suffix(f".{name}.npy")).tolist() == list(values)
@@ -150,18 +158,16 @@ def refuses(
     says: Sequence[str] = (),
     **options: Any,
 ) -> str:
-    """Hold the report of a build that must fail against the bad files' names, and look for remains of it."""
-    before = contents(folder)
-    beside = set(folder.parent.iterdir())
+    """Hold the report of a build that must fail against the bad files' names, and look for what it left behind."""
+    before, beside = contents(folder), set(os.listdir(folder.parent))
     for scheduler in SCHEDULERS:
-        out = folder.parent / "out.npy"
         with pytest.raises(error) as caught:
-            daskstack.build(sources, out, scheduler=scheduler, progress=False, **options)
+            daskstack.build(sources, folder.parent / "out.npy", scheduler=scheduler, progress=False, **options)
         report = str(caught.value)
         assert [text for text in (*bad, *says) if text not in report] == []
         if isinstance(caught.value, BadFilesError):
-            assert [os.path.basename(f.path) for f in caught.value.files] == list(bad)
-        assert set(folder.parent.iterdir()) == beside
+            assert base([f.path for f in caught.value.files]) == list(bad)
+        assert set(os.listdir(folder.parent)) == beside
     assert contents(folder) == before
     return report
 
@@ -172,21 +178,20 @@ def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[s
 
 
 def command_refuses(folder: Path, *arguments: object, says: Sequence[str], status: int = 1) -> str:
-    """The same for ``daskstack build``: exit status, message on stderr, no traceback, no remains."""
-    before = contents(folder)
-    beside = set(folder.parent.iterdir())
+    """The same for ``daskstack build``: exit status, message on stderr, no traceback, nothing left behind."""
+    before, beside = contents(folder), set(os.listdir(folder.parent))
     done = command("build", *arguments)
     assert done.returncode == status, done.stderr
     assert [text for text in says if text not in done.stderr] == []
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
-    assert set(folder.parent.iterdir()) == beside
+    assert set(os.listdir(folder.parent)) == beside
     assert contents(folder) == before
     return done.stderr
 
 
 def script(text: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a few lines of Python by themselves, as limits of the process need it."""
+    """Run a few lines of Python by themselves, as limits of a process need it."""
     words = [sys.executable, "-c", text, *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
@@ -218,61 +223,52 @@ NATURAL = [
 
 # dask/dask-image#265, soft-matter/pims#42: numbers without padding
 # nwoltman/string-natural-compare#1, litejs/natural-compare-lite#3: a hyphen is not a minus
-@pytest.mark.parametrize("pattern", ["", "**/*.npy"])
 @pytest.mark.parametrize("names", NATURAL, ids=lambda names: names[-1])
-def test_natural_order(folder: Path, names: list[str], pattern: str) -> None:
+def test_natural_order(folder: Path, names: list[str]) -> None:
     due = frames(len(names))
     for k in reversed(range(len(names))):
         path = folder / f"{names[k]}.npy"
         path.parent.mkdir(exist_ok=True)
         npy(path, due[k])
-    gives(
-        folder,
-        os.path.join(folder, pattern) if pattern else folder,
-        due,
-        labels={"name": lambda below: below},
-        labelled={"name": [f"{n}.npy" for n in names]},
-    )
+    gives(folder, folder, due, labels={"name": str}, labelled={"name": [f"{n}.npy" for n in names]})
 
 
 # HEXRD/hexrd#263: the order in which a file system lists names does not matter
 @pytest.mark.parametrize("source", ["", "test_0*.npy", "**/*.npy"])
-@pytest.mark.parametrize("order", ["reversed", "shuffled", "last first"])
+@pytest.mark.parametrize("order", ["reversed", "shuffled", "turned"])
 def test_order_of_the_file_system(folder: Path, monkeypatch: pytest.MonkeyPatch, order: str, source: str) -> None:
-    due = frames(8)
-    for k in range(8):
+    due = frames(12)
+    for k in range(12):
         npy(folder / f"test_{k:05}.npy", due[k])
     real = os.scandir
 
     @contextmanager
     def scandir(path: Any) -> Iterator[Any]:
         with real(path) as entries:
-            listed = sorted(entries, key=lambda e: e.name)
-        if order == "shuffled":
-            random.Random(0).shuffle(listed)
-        yield iter(listed[::-1] if order == "reversed" else [*listed[-1:], *listed[:-1]])
+            names = sorted(entries, key=lambda e: e.name)
+        shuffled = random.Random(0).sample(names, len(names))
+        yield iter({"reversed": names[::-1], "shuffled": shuffled, "turned": [*names[5:], *names[:5]]}[order])
 
     monkeypatch.setattr(os, "scandir", scandir)
-    labels = {"labels": r"test_(?P<k>\d+)", "labelled": {"k": range(8)}}
-    gives(folder, str(folder / source), due, **labels)
+    gives(folder, str(folder / source), due, labels=r"test_(?P<k>\d+)", labelled={"k": range(12)})
 
 
 # BodenmillerGroup/steinbock#133, scverse/spatialdata-io#260, weigertlab/spotiflow#12: AppleDouble files
 @pytest.mark.parametrize("kind", ["npy", "tif"])
-@pytest.mark.parametrize("where", ["._{}", "._.{}", "__MACOSX/{}", ".AppleDouble/{}"])
-@pytest.mark.parametrize("source", ["", "*"])
-def test_apple_double(folder: Path, kind: str, where: str, source: str) -> None:
+@pytest.mark.parametrize("where", ["._{}", "__MACOSX/{}", "__MACOSX/._{}", ".AppleDouble/{}"])
+def test_apple_double(folder: Path, kind: str, where: str) -> None:
     due = frames(3)
     for k in range(3):
         SAVE[kind](folder / f"a_{k}.{kind}", due[k])
         hidden = folder / where.format(f"a_{k}.{kind}")
         hidden.parent.mkdir(exist_ok=True)
         hidden.write_bytes(b"\x00\x05\x16\x07\x00\x02\x00\x00" + bytes(90))
-    gives(folder, str(folder / source), due, labels=r"a_(?P<k>\d)", labelled={"k": range(3)})
-    assert "left out: " in repr(daskstack.open_stack(str(folder / source)))
+    gives(folder, folder, due, labels=r"a_(?P<k>\d)", labelled={"k": range(3)})
+    gives(folder, str(folder / "*"), due)
+    assert "left out: " in repr(daskstack.open_stack(folder))
 
 
-# the same: how many were left out is on record, and a resource fork that is named is an error
+# the same: how many were left out is on record; one that is named is an error
 def test_apple_double_is_told(folder: Path) -> None:
     for k in range(3):
         npy(folder / f"a_{k}.npy", frame(k))
@@ -286,7 +282,7 @@ def test_apple_double_is_told(folder: Path) -> None:
 LITTER = {
     "system": ["Thumbs.db", ".DS_Store", "desktop.ini", "ehthumbs.db", "Icon\r", ".directory"],
     "unfinished": ["f1.npy.tmp", "f2.npy~", "f0.npy.part", "f1.npy.crdownload", ".f1.npy.swp", "#f1.npy#"],
-    "others": ["notes.txt", "README", "f1.npy.md5", "table.csv", "f1.json", "f1.png"],
+    "others": ["notes.txt", "README", "f1.npy.md5", "table.csv", "f1.json"],
     "hidden": [".f9.npy", "._f0.npy", ".nfs00001.npy"],
     "folders": ["sub.npy/x.txt", "@eaDir/f1.npy", ".git/f1.npy", "$RECYCLE.BIN/f1.npy", "old.zarr/f1.npy"],
 }
@@ -306,68 +302,57 @@ def test_litter(folder: Path, litter: list[str], source: str) -> None:
 
 
 SUFFIXES = {
-    "tif": ([".tif", ".TIF", ".tiff", ".TIFF", ".Tif", ".tIFF"], range(6)),
-    "npy": ([".npy", ".NPY", ".Npy"], range(3)),
-    "scan?.tif": ([".tif", ".TIF", ".Tif", ".tiff"], range(3)),
-    "*.TIFF": ([".tiff", ".TIFF", ".tif"], range(2)),
+    "tif": ("", [".tif", ".TIF", ".tiff", ".TIFF", ".Tif", ".tIFF"], 6),
+    "npy": ("", [".npy", ".NPY", ".Npy"], 3),
+    "pattern": ("scan?.tif", [".tif", ".TIF", ".Tif", ".tiff"], 3),
+    "PATTERN": ("*.TIFF", [".tiff", ".TIFF", ".tif"], 2),
 }
 
 
 # MouseLand/suite2p#502, mikrosimage/duke#16: suffixes in any case
-@pytest.mark.parametrize(("source", "suffixes", "taken"), [(k, *v) for k, v in SUFFIXES.items()], ids=SUFFIXES)
-def test_suffix_in_any_case(folder: Path, source: str, suffixes: list[str], taken: Sequence[int]) -> None:
+@pytest.mark.parametrize(("source", "suffixes", "taken"), SUFFIXES.values(), ids=SUFFIXES)
+def test_suffix_in_any_case(folder: Path, source: str, suffixes: list[str], taken: int) -> None:
     due = frames(len(suffixes))
-    save = npy if ".npy" in suffixes else tiff
     for k, suffix in enumerate(suffixes):
-        save(folder / f"scan{k}{suffix}", due[k])
-    path = folder / source if source in {"*.TIFF", "scan?.tif"} else folder
-    gives(folder, str(path), due[: len(taken)], labels=r"scan(?P<k>\d)", labelled={"k": taken})
-
-
-def dangling(folder: Path, name: str, kind: str) -> None:
-    target = {"missing": "annex/none.tif", "loop": name, "chain": f"{name}.hop"}[kind]
-    (folder / name).symlink_to(target)
-    if kind == "chain":
-        (folder / f"{name}.hop").symlink_to("annex/none.tif")
+        SAVE["npy" if ".npy" in suffixes else "tif"](folder / f"scan{k}{suffix}", due[k])
+    gives(folder, str(folder / source), due[:taken], labels=r"scan(?P<k>\d)", labelled={"k": range(taken)})
 
 
 # datalad/datalad#3513, dandi/dandisets#175: dangling links
 @pytest.mark.parametrize("source", ["", "z*.tif", "list"])
-@pytest.mark.parametrize("kind", ["missing", "chain", "loop"])
+@pytest.mark.parametrize("target", ["annex/none.tif", "hop", "{}"], ids=["missing", "chain", "loop"])
 @pytest.mark.parametrize("bad", [[1], [0], [0, 2, 3], [0, 1, 2, 3]], ids=str)
-def test_dangling_link(folder: Path, bad: list[int], kind: str, source: str) -> None:
+def test_dangling_link(folder: Path, bad: list[int], target: str, source: str) -> None:
     names = [f"z{k}.tif" for k in range(4)]
+    (folder / "hop").symlink_to("annex/none.tif")
     for k, name in enumerate(names):
         if k in bad:
-            dangling(folder, name, kind)
+            (folder / name).symlink_to(target.format(name))
         else:
             tiff(folder / name, frame(k))
     sources: Any = [folder / name for name in names] if source == "list" else str(folder / source)
     refuses(folder, sources, *(names[k] for k in bad), error=SourceError, says=["link"])
 
 
-# the same: links that lead somewhere are files like others, under the links' names and in their order
+# the same: links that lead somewhere are files like others, by the links' names and in their order
 @pytest.mark.parametrize("source", ["", "*.npy"])
-def test_living_links(folder: Path, source: str) -> None:
+def test_living_link(folder: Path, source: str) -> None:
     due = frames(4)
-    store = folder.parent / "store"
-    store.mkdir()
     for k in range(4):
-        npy(store / f"object_{9 - k}", due[k])
-        (folder / f"z{k}.npy").symlink_to(store / f"object_{9 - k}")
+        npy(folder.parent / f"object_{9 - k}", due[k])
+        (folder / f"z{k}.npy").symlink_to(f"../object_{9 - k}")
     gives(folder, str(folder / source), due, labels=r"^z(?P<k>\d)", labelled={"k": range(4)})
 
 
 TREES = [
     ["dogs/1", "dogs/2", "wolves/1", "wolves/2"],
-    ["a/x/0", "a/y/0", "b/x/0", "b/y/0"],
-    ["0", "p/0", "p/p/0"],
+    ["0", "a/0", "a/a/0", "a/b/0", "b/a/0"],
     ["day 2/img", "day 10/img"],
 ]
 
 
 # rom1504/clip-retrieval#321, ultralytics/ultralytics#20440: the same names in several folders
-@pytest.mark.parametrize("source", ["", "**/*.tif", "each"])
+@pytest.mark.parametrize("source", ["", "**/*.tif", "list"])
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: tree[-1])
 def test_same_names_in_folders(folder: Path, tree: list[str], source: str) -> None:
     due = frames(len(tree))
@@ -375,23 +360,22 @@ def test_same_names_in_folders(folder: Path, tree: list[str], source: str) -> No
     for k in reversed(range(len(tree))):
         (folder / names[k]).parent.mkdir(parents=True, exist_ok=True)
         tiff(folder / names[k], due[k])
-    sources: Any = [folder / name for name in names] if source == "each" else str(folder / source)
-    gives(folder, sources, due, labels={"name": lambda below: below}, labelled={"name": names})
-    with (folder.parent / "threads.npy.index.csv").open(newline="") as f:
-        assert [row["file"] for row in csv.DictReader(f)] == names
+    sources: Any = [folder / name for name in names] if source == "list" else str(folder / source)
+    gives(folder, sources, due, labels={"name": str}, labelled={"name": names})
+    for index in folder.parent.glob("*.index.csv"):
+        with index.open(newline="") as f:
+            assert [row["file"] for row in csv.DictReader(f)] == names
 
 
 # blink1073/tifffile#53, scikit-image/scikit-image#4272: letters and digits in names are no axes
-@pytest.mark.parametrize("folder_name", ["2018_11_12-L2_T7_C3", "S1_T2_C3", "t=2, z=[4]", "p0_p1"])
-@pytest.mark.parametrize("name", ["test_p{}", "img_T0_Z{}_C1", "x{}y0"])
-def test_no_axes_from_names(folder: Path, folder_name: str, name: str) -> None:
+@pytest.mark.parametrize("inner", ["2018_11_12-L2_T7_C3", "S1_T2_C3", "t=2, z=[4]"])
+@pytest.mark.parametrize("name", ["test_p{}.tif", "img_T0_Z{}_C1.tif", "x{}y0.tif"])
+def test_no_axes_from_names(folder: Path, inner: str, name: str) -> None:
     due = frames(3)
-    inner = folder / folder_name
-    inner.mkdir()
+    (folder / inner).mkdir()
     for k in range(3):
-        tiff(inner / f"{name.format(k)}.tif", due[k])
-    gives(folder, inner, due, labelled={})
-    gives(folder, str(inner / "*.tif"), due, labelled={})
+        tiff(folder / inner / name.format(k), due[k])
+    gives(folder, str(folder / inner / "*.tif"), due, labelled={})
 
 
 NO_MATCH = [["A001.*.tif"], ["*.npy"], ["A001_[0-8]*.tif"], ["**/*.nosuch"], ["none/*.tif"], ["empty"], ["none.tif"]]
@@ -402,9 +386,9 @@ NO_MATCH = [["A001.*.tif"], ["*.npy"], ["A001_[0-8]*.tif"], ["**/*.nosuch"], ["n
 def test_nothing_matches(folder: Path, patterns: list[str]) -> None:
     tiff(folder / "A001_924360.tif", frame(0))
     (folder / "empty").mkdir()
-    says = [p for p in patterns if p != "*.tif"]
     sources = [os.path.join(folder, p) for p in patterns]
-    refuses(folder, sources[0] if len(sources) == 1 else sources, error=SourceError, says=says)
+    unmet = [p for p in patterns if p != "*.tif"]
+    refuses(folder, sources if len(sources) > 1 else sources[0], error=SourceError, says=unmet)
 
 
 def test_nothing_matches_on_the_command_line(folder: Path) -> None:
@@ -418,17 +402,16 @@ def test_nothing_matches_on_the_command_line(folder: Path) -> None:
     [([0, 1, 3], "without 2$"), ([0, 2, 4, 8], "without 6$"), ([1, 2, 5, 6, 7], "without 3, 4$"), ([7, 8, 9], "")],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["t{:03}", "t{}"])
-def test_missing_number(folder: Path, numbers: list[int], missing: str, name: str) -> None:
+def test_missing_number(folder: Path, numbers: list[int], missing: str) -> None:
     due = frames(len(numbers))
     for k, number in enumerate(numbers):
-        npy(folder / f"{name.format(number)}.npy", due[k])
+        npy(folder / f"t{number:03}.npy", due[k])
     asked: dict[str, Any] = {"labels": r"t(?P<t>\d+)", "labelled": {"t": numbers}}
-    if not missing:
-        gives(folder, folder, due, **asked)  # a warning would be an error
-    else:
+    if missing:
         with pytest.warns(StackWarning, match=missing):
             gives(folder, folder, due, **asked)
+    else:  # a warning would be an error
+        gives(folder, folder, due, **asked)
 
 
 def test_missing_number_on_the_command_line(folder: Path) -> None:
@@ -438,7 +421,7 @@ def test_missing_number_on_the_command_line(folder: Path) -> None:
     done = command("build", folder, out, "--labels", r"t(?P<t>\d+)")
     assert done.returncode == 0
     assert re.search(r"^warning: .*\b2$", done.stderr, re.MULTILINE)
-    assert_same(np.load(out), np.stack([frame(0), frame(1), frame(3)]))
+    assert_same(np.load(out), frames(4)[[0, 1, 3]])
     assert np.load(folder.parent / "out.t.npy").tolist() == [0, 1, 3]
 
 
@@ -489,25 +472,18 @@ def test_very_many_files(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: st
     monkeypatch.undo()
     assert calls["scandir"] == (0 if kind == "list" else 5)  # each folder once
     assert calls["open"] <= 2  # one header
-    assert calls["stat"] <= 2 * count  # a list's names are looked at as well
+    assert calls["stat"] < 2.1 * count  # size and time of each, and whether a name that is given is a folder
 
 
 # dask/dask-image#191, dask/dask#7257: a list keeps its order, repeats included
 @pytest.mark.parametrize("order", [[2, 0, 3, 3, 1], [3, 2, 1, 0], [1], [0, 0, 0], [1, 0, 1, 0, 1]], ids=str)
 @pytest.mark.parametrize("kind", [list, tuple])
-@pytest.mark.parametrize("join", ["stack", "concat"])
-def test_list_keeps_its_order(folder: Path, order: list[int], kind: type, join: str) -> None:
-    arrays = frames(4)
-    paths = [Path(npy(folder / f"{k}.npy", arrays[k])) for k in range(4)]
-    rows = 1 if join == "stack" else len(arrays[0])
-    gives(
-        folder,
-        kind(paths[k] for k in order),
-        arrays[order] if join == "stack" else np.concatenate(arrays[order]),
-        join=join,
-        labels=r"(?P<k>\d)\.npy",
-        labelled={"k": np.repeat(order, rows).tolist()},
-    )
+def test_list_keeps_its_order(folder: Path, order: list[int], kind: Callable[[Any], Any]) -> None:
+    paths = [Path(npy(folder / f"{k}.npy", frame(k))) for k in range(4)]
+    sources = kind(paths[k] for k in order)
+    due = frames(4)[order]
+    gives(folder, sources, due, labels=r"(?P<k>\d)\.npy", labelled={"k": order})
+    gives(folder, sources, np.concatenate(due), join="concat")
 
 
 @pytest.mark.parametrize("given", ["file", "stdin"])
@@ -520,16 +496,15 @@ def test_list_on_the_command_line(folder: Path, given: str) -> None:
     listed.write_text(names)
     done = command("build", "--files-from", listed if given == "file" else "-", out, input=names)
     assert done.returncode == 0, done.stderr
-    assert_same(np.load(out), np.stack([frame(k) for k in order]))
+    assert_same(np.load(out), frames(4)[order])
 
 
 # -------------------------------------------------------------------------- reading: damaged files
 
 
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 198\n".format("4d" * 32)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d" * 32 + b"\nsize 198\n"
 FOREIGN = {
-    "pointer": (POINTER.encode(), "Git LFS pointer"),
-    "pointer, CRLF": (POINTER.replace("\n", "\r\n").encode(), "Git LFS pointer"),
+    "pointer, CRLF": (POINTER.replace(b"\n", b"\r\n"), "Git LFS pointer"),
     "page": (b"\n<!DOCTYPE html><html><body>404</body></html>", "HTML"),
     "error": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "XML"),
     "gzip": (gzip.compress(b"II*\x00" + bytes(60)), "gzip"),
@@ -538,33 +513,40 @@ FOREIGN = {
 }
 
 
-# micasense/imageprocessing#193, iksungk/CoCoA#1: a Git LFS pointer, or something else that is no data
+# micasense/imageprocessing#193, iksungk/CoCoA#1: Git LFS pointers
 @pytest.mark.parametrize("kind", ["npy", "tif"])
 @pytest.mark.parametrize("bad", [[1], [0], [0, 2], [0, 1, 2]], ids=str)
-@pytest.mark.parametrize(("data", "word"), FOREIGN.values(), ids=FOREIGN)
-def test_no_data_but_something_else(folder: Path, kind: str, bad: list[int], data: bytes, word: str) -> None:
-    names = [f"a{k}.{kind}" for k in range(3)]
-    for k, name in enumerate(names):
-        SAVE[kind](folder / name, frame(k))
+def test_git_lfs_pointer(folder: Path, kind: str, bad: list[int]) -> None:
+    paths = [SAVE[kind](folder / f"a{k}.{kind}", frame(k)) for k in range(3)]
     for k in bad:
-        (folder / names[k]).write_bytes(data)
-    report = refuses(folder, folder, *(names[k] for k in bad), says=[word])
+        Path(paths[k]).write_bytes(POINTER)
+    report = refuses(folder, folder, *base([paths[k] for k in bad]))
+    assert report.count("Git LFS pointer") == len(bad)
     assert "allow_pickle" not in report
-    assert report.count(word) == len(bad)
+
+
+# the same: other things that are no data
+@pytest.mark.parametrize("kind", ["npy", "tif"])
+@pytest.mark.parametrize(("data", "word"), FOREIGN.values(), ids=FOREIGN)
+def test_no_data_but_something_else(folder: Path, kind: str, data: bytes, word: str) -> None:
+    for k in range(3):
+        SAVE[kind](folder / f"a{k}.{kind}", frame(k))
+    (folder / f"a1.{kind}").write_bytes(data)
+    assert "allow_pickle" not in refuses(folder, folder, f"a1.{kind}", says=[word])
 
 
 # kamilburda/batcher#65, alexeygrigorev/clothing-dataset#1, terraref/computing-pipeline#469: files of zero bytes
 @pytest.mark.parametrize("kind", ["npy", "tif"])
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@JOINS
 @pytest.mark.parametrize("bad", [[1, 3], [0], [4], [0, 1, 4], [0, 1, 2, 3, 4]], ids=str)
 def test_zero_bytes(folder: Path, kind: str, join: str, bad: list[int]) -> None:
     paths = [SAVE[kind](folder / f"q{k}.{kind}", frame(k)) for k in range(5)]
     for k in bad:
         cut(paths[k], 0)
-    names = [f"q{k}.{kind}" for k in bad]
+    names = base([paths[k] for k in bad])
     refuses(folder, paths, *names, says=["0 bytes"], join=join)
     if join == "stack" and len(bad) < 5:  # and it is known before any pixel is read
-        assert [os.path.basename(e.path) for e in daskstack.open_stack(paths).condemned()] == names
+        assert base([e.path for e in daskstack.open_stack(paths).condemned()]) == names
 
 
 def test_zero_bytes_on_the_command_line(folder: Path) -> None:
@@ -575,8 +557,8 @@ def test_zero_bytes_on_the_command_line(folder: Path) -> None:
     says = ["error: 2 of 4 files are bad", "q1.tif", "q3.tif", "0 bytes", "next "]
     text = command_refuses(folder, folder, folder.parent / "out.npy", says=says)
     assert "q0.tif" not in text
-    shown = command("plan", folder, folder.parent / "out.npy")
-    assert re.findall(r"^bad .*(q\d\.tif)", shown.stdout, re.MULTILINE) == ["q1.tif", "q3.tif"]
+    plan = command("plan", folder, folder.parent / "out.npy")
+    assert re.findall(r"^bad .*(q\d\.tif)", plan.stdout, re.MULTILINE) == ["q1.tif", "q3.tif"]
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -592,28 +574,27 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 # mantidproject/mantidimaging#1875, mantidproject/mantidimaging#1892: a file that is still being copied
-@pytest.mark.parametrize("bad", [2, 0])
-@pytest.mark.parametrize("share", [0.5, 0.99, 0.02])
+@pytest.mark.parametrize(("share", "bad"), [(0.5, 2), (0.99, 0)])
 @pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 def test_unfinished_copy(folder: Path, options: dict[str, Any], share: float, bad: int) -> None:
-    paths = [tiff(folder / f"live_{k}.tif", frame(k, (40, 50)), **options) for k in range(3)]
-    whole = Path(paths[bad]).read_bytes()
+    paths = [Path(tiff(folder / f"live_{k}.tif", frame(k, (40, 50)), **options)) for k in range(3)]
+    whole = paths[bad].read_bytes()
     cut(paths[bad], int(share * len(whole)))
     refuses(folder, folder, f"live_{bad}.tif")
-    Path(paths[bad]).write_bytes(whole)
-    gives(folder, folder, frames(3, (40, 50)))
+    if share == 0.5:
+        paths[bad].write_bytes(whole)
+        gives(folder, folder, frames(3, (40, 50)))
 
 
-@pytest.mark.parametrize("join", ["stack", "concat"])
-@pytest.mark.parametrize("lost", [1, 60, 300, 2000, 6000])
-@pytest.mark.parametrize("metadata", [None, {}])
-def test_unfinished_copy_of_pages(folder: Path, join: str, lost: int, metadata: Any) -> None:
-    paths = [tiff(folder / f"live_{k}.tif", frames(3, (20, 50)), metadata=metadata) for k in range(3)]
+@pytest.mark.parametrize("lost", [60, 300, 2000, 6000])
+@JOINS
+def test_unfinished_copy_of_pages(folder: Path, lost: int, join: str) -> None:
+    paths = [tiff(folder / f"live_{k}.tif", frames(3, (20, 50)), metadata=None) for k in range(3)]
     cut(paths[1], -lost)
     refuses(folder, paths, "live_1.tif", join=join)
 
 
-DIRECTORIES = {
+NO_DIRECTORY = {
     "beyond": b"II*\x00" + (99_999).to_bytes(4, "little") + bytes(60),
     "big-endian": b"MM\x00*" + (99_999).to_bytes(4, "big") + bytes(60),
     "none": b"II*\x00" + bytes(64),
@@ -625,21 +606,20 @@ DIRECTORIES = {
 
 
 # ome/bioformats#4192, erturklab/delivr_cfos#3: the first directory lies beyond the end
-@pytest.mark.parametrize("join", ["stack", "concat"])
-@pytest.mark.parametrize("bad", [[1], [0], [0, 1, 2]], ids=str)
-@pytest.mark.parametrize("data", DIRECTORIES.values(), ids=DIRECTORIES)
+@pytest.mark.parametrize(("bad", "join"), [([1], "stack"), ([0], "stack"), ([0, 2], "concat")], ids=str)
+@pytest.mark.parametrize("data", NO_DIRECTORY.values(), ids=NO_DIRECTORY)
 def test_no_directory(folder: Path, data: bytes, bad: list[int], join: str) -> None:
     paths = [tiff(folder / f"c{k}.tif", frame(k)) for k in range(3)]
     for k in bad:
         Path(paths[k]).write_bytes(data)
-    refuses(folder, paths, *(f"c{k}.tif" for k in bad), join=join)
+    refuses(folder, paths, *base([paths[k] for k in bad]), join=join)
 
 
 # the same further on: the next directory lies beyond the end, or is one that was met before
-@pytest.mark.parametrize("join", ["stack", "concat"])
 @pytest.mark.parametrize("target", [99_999, 8])
+@JOINS
 def test_chain_of_directories_is_broken(folder: Path, target: int, join: str) -> None:
-    paths = [page_by_page(folder / f"c{k}.tif", frames(3)) for k in range(2)]
+    paths = [paged(folder / f"c{k}.tif", frames(3)) for k in range(2)]
     link_directory(paths[1], 1, target)
     refuses(folder, paths, "c1.tif", join=join)
 
@@ -666,7 +646,7 @@ def ome(names: Sequence[str], planes: int) -> str:
 # cgohlke/tifffile#72, arjunrajlaboratory/NimbusImage#621: an OME series over several files
 @pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("gone", [[], [1], [0]], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@JOINS
 def test_ome_series_over_files(folder: Path, planes: int, gone: list[int], join: str) -> None:
     names = [f"s_{k}.ome.tif" for k in range(3)]
     due = frames(3 * planes).reshape(3, planes, *SHAPE)
@@ -676,32 +656,33 @@ def test_ome_series_over_files(folder: Path, planes: int, gone: list[int], join:
         (folder / names[k]).unlink()
     left = np.delete(due, gone, axis=0)
     if join == "concat":
-        left = left.reshape(-1, *SHAPE)
-    elif planes == 1:
-        left = left[:, 0]
-    gives(folder, folder, left, join=join)
+        gives(folder, folder, left.reshape(-1, *SHAPE), join=join)
+    else:
+        gives(folder, folder, left[:, 0] if planes == 1 else left)
 
 
 # MouseLand/suite2p#135, DylanMuir/TIFFStack#7, dask/dask-image#340, luispedro/imread#19: ImageJ, one directory
-@pytest.mark.parametrize("join", ["stack", "concat"])
 @pytest.mark.parametrize("byteorder", ["<", ">"])
 @pytest.mark.parametrize(("axes", "shape"), [("TYX", (4,)), ("ZCYX", (2, 3)), ("TZYX", (3, 2))])
-def test_imagej_one_directory(folder: Path, join: str, byteorder: str, axes: str, shape: tuple[int, ...]) -> None:
+@JOINS
+def test_imagej_one_directory(folder: Path, byteorder: str, axes: str, shape: tuple[int, ...], join: str) -> None:
     due = frames(2 * math.prod(shape)).reshape(2, *shape, *SHAPE)
     for k in range(2):
         path = tiff(folder / f"ij{k}.tif", due[k], imagej=True, byteorder=byteorder, metadata={"axes": axes})
         link_directory(path, 0, 0)
-        assert len(tifffile.TiffFile(path).pages) == 1
+        with tifffile.TiffFile(path) as tif:
+            assert len(tif.pages) == 1
     gives(folder, folder, due if join == "stack" else due.reshape(-1, *SHAPE), join=join)
 
 
-@pytest.mark.parametrize("join", ["stack", "concat"])
 @pytest.mark.parametrize("lost", [1, 70, 200])
-def test_imagej_one_directory_cut(folder: Path, join: str, lost: int) -> None:
+@JOINS
+def test_imagej_one_directory_cut(folder: Path, lost: int, join: str) -> None:
     for k in range(2):
         path = tiff(folder / f"ij{k}.tif", frames(4), imagej=True, metadata={"axes": "TYX"})
         with tifffile.TiffFile(path) as tif:
-            end = tif.pages.first.dataoffsets[0] + 4 * tif.pages.first.nbytes
+            first = tif.pages.first
+            end = first.dataoffsets[0] + 4 * first.nbytes
         link_directory(path, 0, 0)
         cut(path, end - (lost if k else 0))
     refuses(folder, folder, "ij1.tif", join=join)
@@ -710,29 +691,27 @@ def test_imagej_one_directory_cut(folder: Path, join: str, lost: int) -> None:
 WRONG_SHAPES = {
     "more pages": (1, '{"shape": [3, 5, 7]}'),
     "fewer pages": (3, '{"shape": [2, 5, 7]}'),
+    "one page too many": (2, '{"shape": [3, 5, 7]}'),
     "other axes": (1, '{"shape": [7, 5]}'),
     "one axis": (1, '{"shape": [35]}'),
     "pages turned": (3, '{"shape": [3, 7, 5]}'),
-    "split pages": (2, '{"shape": [5, 2, 7]}'),
-    "one too many": (2, '{"shape": [3, 5, 7]}'),
+    "pages mixed": (2, '{"shape": [5, 2, 7]}'),
     "ImageJ": (1, "ImageJ=1.53t\nimages=3\nframes=3\n"),
     "ImageJ, fewer": (3, "ImageJ=1.53t\nimages=2\nframes=2\n"),
 }
 
 
 # cgohlke/tifffile#21, girder/large_image#1273: the description gives a shape that the pages do not have
-@pytest.mark.parametrize("join", ["stack", "concat"])
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("bad", "join"), [("m1.tif", "concat"), ("m1.tif", "stack"), ("m0.tif", "concat")])
 @pytest.mark.parametrize(("pages", "description"), WRONG_SHAPES.values(), ids=WRONG_SHAPES)
-def test_wrong_shape_in_description(folder: Path, pages: int, description: str, join: str, first: bool) -> None:
-    good, bad = ("m1.tif", "m0.tif") if first else ("m0.tif", "m1.tif")
-    data = frames(pages) if pages > 1 else frame(9)
-    tiff(folder / good, data, metadata=None)
-    tiff(folder / bad, data, metadata=None, description=description)
+def test_wrong_shape_in_description(folder: Path, pages: int, description: str, bad: str, join: str) -> None:
+    for k in range(3):
+        wrong = {"description": description} if bad == f"m{k}.tif" else {}
+        tiff(folder / f"m{k}.tif", frames(pages).squeeze(), metadata=None, **wrong)
     refuses(folder, folder, bad, join=join)
 
 
-ODD_PAGES = {
+ODD = {
     "larger": frame(9, (6, 7)),
     "smaller": frame(9, (4, 7)),
     "turned": frame(9, (7, 5)),
@@ -740,57 +719,75 @@ ODD_PAGES = {
 }
 
 
-# scikit-image/scikit-image#5242, libvips/libvips#1800: one page is unlike the others
-@pytest.mark.parametrize("join", ["stack", "concat"])
-@pytest.mark.parametrize("place", [1, 0, 3])
-@pytest.mark.parametrize("odd", ODD_PAGES.values(), ids=ODD_PAGES)
+# scikit-image/scikit-image#5242, libvips/libvips#1800: one page is unlike the others; file and page are named
+@pytest.mark.parametrize(("place", "join"), [(1, "concat"), (0, "concat"), (3, "stack")])
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_page_of_another_size(folder: Path, odd: Array, place: int, join: str) -> None:
     pages = list(frames(4))
-    page_by_page(folder / "l0.tif", pages)
+    paged(folder / "l0.tif", pages)
     pages[place] = odd
-    page_by_page(folder / "l1.tif", pages)
+    paged(folder / "l1.tif", pages)
     report = refuses(folder, folder, "l1.tif", join=join)
     assert re.search(r"\bpage \d", report)
 
 
 # girder/large_image#469, cgohlke/tifffile#140: a pyramid in sub-directories
-@pytest.mark.parametrize("levels", [1, 2])
-@pytest.mark.parametrize("pages", [1, 3])
-@pytest.mark.parametrize("options", [{"tile": (16, 16)}, {"bigtiff": True}, {"photometric": "rgb"}], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@pytest.mark.parametrize(("levels", "pages"), [(1, 1), (2, 1), (2, 3)])
+@pytest.mark.parametrize("options", [{"tile": (16, 16)}, {"compression": "zlib"}, {"photometric": "rgb"}], ids=str)
+@JOINS
 def test_pyramid(folder: Path, levels: int, pages: int, options: dict[str, Any], join: str) -> None:
-    rest = (3,) if "photometric" in options else ()
-    due = frames(2 * pages, (32, 48, *rest), "uint8").reshape(2, pages, 32, 48, *rest)
+    shape = (32, 48, 3) if "photometric" in options else (32, 48)
+    due = frames(2 * pages, shape, "uint8").reshape(2, pages, *shape)
     written: dict[str, Any] = {"photometric": "minisblack", "metadata": None, **options}
-    big = written.pop("bigtiff", False)
     for k in range(2):
-        with tifffile.TiffWriter(folder / f"p{k}.tif", bigtiff=big) as writer:
+        with tifffile.TiffWriter(folder / f"p{k}.tif") as writer:
             for page in due[k]:
                 writer.write(page, subifds=levels, **written)
-                for level in range(levels):
-                    small = page[:: 2 << level, :: 2 << level]
-                    writer.write(small, subfiletype=1, **written)
+                for step in (2, 4)[:levels]:
+                    writer.write(page[::step, ::step], subfiletype=1, **written)
     if join == "concat":
-        due = due.reshape(-1, 32, 48, *rest)
-    elif pages == 1:
-        due = due[:, 0]
-    gives(folder, folder, due, join=join)
+        gives(folder, folder, due.reshape(-1, *shape), join=join)
+    else:
+        gives(folder, folder, due[:, 0] if pages == 1 else due)
+
+
+def with_thumbnails(path: Path, pages: Array, thumbnail: Array, after: Sequence[int], flag: int) -> None:
+    colour = "rgb" if thumbnail.ndim == 3 else "minisblack"
+    with tifffile.TiffWriter(path) as writer:
+        for k, page in enumerate(pages):
+            writer.write(page, photometric="minisblack", metadata=None)
+            if k in after:
+                writer.write(thumbnail, photometric=colour, subfiletype=flag, metadata=None)
 
 
 # soft-matter/pims#88, DigitalSlideArchive/ImageDePHI#149: thumbnails between the pages
-@pytest.mark.parametrize("thumbnail", [frame(8, (4, 6)), frame(8, (4, 6, 3), "uint8")], ids=["grey", "rgb"])
-@pytest.mark.parametrize("after", [[0, 1, 2], [0], [2]], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
-def test_thumbnails_between_pages(folder: Path, thumbnail: Array, after: list[int], join: str) -> None:
+@JOINS
+def test_thumbnail_after_each_page(folder: Path, join: str) -> None:
     due = frames(6, (8, 12)).reshape(2, 3, 8, 12)
-    colour = "rgb" if thumbnail.ndim == 3 else "minisblack"
     for k in range(2):
-        with tifffile.TiffWriter(folder / f"lsm{k}.tif") as writer:
-            for n, page in enumerate(due[k]):
-                writer.write(page, photometric="minisblack", metadata=None)
-                if n in after:
-                    writer.write(thumbnail, photometric=colour, subfiletype=1, metadata=None)
+        with_thumbnails(folder / f"lsm{k}.tif", due[k], frame(8, (4, 6)), [0, 1, 2], 1)
     gives(folder, folder, due if join == "stack" else due.reshape(-1, 8, 12), join=join)
+
+
+# the same: where it is less plain what they are, the file is refused, never shortened
+@pytest.mark.parametrize("thumbnail", [frame(8, (4, 6)), frame(8, (4, 6, 3), "uint8")], ids=["grey", "rgb"])
+@pytest.mark.parametrize("after", [[0], [2]], ids=str)
+@JOINS
+def test_some_thumbnails(folder: Path, thumbnail: Array, after: list[int], join: str) -> None:
+    for k in range(2):
+        with_thumbnails(folder / f"lsm{k}.tif", frames(3, (8, 12)), thumbnail, after if k else [], 1)
+    refuses(folder, folder, "lsm1.tif", join=join)
+
+
+# the same: a page that is half as large, and not marked as a reduced image, is a page
+@pytest.mark.parametrize("shape", [(4, 6), (2, 3), (4, 5)], ids=str)
+@pytest.mark.parametrize("pages", [1, 3])
+@JOINS
+def test_smaller_page_that_is_no_thumbnail(folder: Path, shape: tuple[int, ...], pages: int, join: str) -> None:
+    for k in range(2):
+        after = range(pages) if k else []
+        with_thumbnails(folder / f"lsm{k}.tif", frames(pages, (8, 12)), frame(8, shape), after, 0)
+    refuses(folder, folder, "lsm1.tif", join=join)
 
 
 ORDERS: dict[str, dict[str, Any]] = {
@@ -803,19 +800,19 @@ ORDERS: dict[str, dict[str, Any]] = {
 
 
 # numba/numba#2243, silx-kit/pymca#82, pearu/pylibtiff#29: big-endian TIFF
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
-@pytest.mark.parametrize("order", ["><>", ">>>", "<><"])
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+@pytest.mark.parametrize("order", ["><>", "<>>"])
 @pytest.mark.parametrize("options", ORDERS.values(), ids=ORDERS)
 def test_big_endian_tiff(folder: Path, dtype: str, order: str, options: dict[str, Any]) -> None:
     due = frames(3, dtype=dtype)
-    if options.get("predictor") and dtype == "float32":
+    if "predictor" in options and dtype == "float32":
         options = {**options, "predictor": 3}
     paths = [tiff(folder / f"b{k}.tif", due[k], byteorder=o, **options) for k, o in enumerate(order)]
     gives(folder, paths, due)
 
 
 @pytest.mark.parametrize("dtype", ["u2", "i4", "f8", "c8", "M8[s]"])
-@pytest.mark.parametrize("order", ["><>", ">>>", "<><"])
+@pytest.mark.parametrize("order", ["><>", ">>>"])
 def test_big_endian_npy(folder: Path, dtype: str, order: str) -> None:
     due = frames(3, dtype="int64").astype(dtype)
     paths = [npy(folder / f"b{k}.npy", due[k].astype(f"{o}{dtype}")) for k, o in enumerate(order)]
@@ -823,63 +820,61 @@ def test_big_endian_npy(folder: Path, dtype: str, order: str) -> None:
     gives(folder, paths, np.concatenate(due), join="concat")
 
 
-def colour(path: Path, pixels: Array, *, planar: bool) -> str:
+def coloured(path: Path, pixels: Array, *, planar: bool) -> str:
     data = np.moveaxis(pixels, -1, 0).copy() if planar else pixels
     return tiff(path, data, photometric="rgb", planarconfig="separate" if planar else "contig", metadata=None)
 
 
 # cgohlke/tifffile#87, pearu/pylibtiff#25: planar and interleaved colour in one set
-@pytest.mark.parametrize("join", ["stack", "concat"])
 @pytest.mark.parametrize("samples", [3, 4])
-@pytest.mark.parametrize("bad", [[1], [0], [2, 3]], ids=str)
-@pytest.mark.parametrize("planar", [True, False])
-def test_planar_and_interleaved(folder: Path, join: str, samples: int, bad: list[int], planar: bool) -> None:
+@pytest.mark.parametrize(("planar", "odd"), [([1], [1]), ([0, 2, 3], [1]), ([0], [1, 2, 3])], ids=str)
+def test_planar_and_interleaved(folder: Path, samples: int, planar: list[int], odd: list[int]) -> None:
     for k in range(4):
-        colour(folder / f"c{k}.tif", frame(k, (*SHAPE, samples), "uint8"), planar=(k in bad) == planar)
-    report = [f"({samples}, 5, 7)", f"(5, 7, {samples})"]
-    odd = bad if 0 not in bad else [1, 2, 3]  # the first file says what is due
-    refuses(folder, folder, *(f"c{k}.tif" for k in odd), says=report, join=join)
+        coloured(folder / f"c{k}.tif", frame(k, (*SHAPE, samples), "uint8"), planar=k in planar)
+    shapes = [f"({samples}, 5, 7)", f"(5, 7, {samples})"]
+    refuses(folder, folder, *(f"c{k}.tif" for k in odd), says=shapes)  # the first file says what is due
 
 
 @pytest.mark.parametrize("planar", [True, False])
 @pytest.mark.parametrize("samples", [3, 4])
-def test_colour_of_one_layout(folder: Path, samples: int, planar: bool) -> None:
+@JOINS
+def test_colour_of_one_layout(folder: Path, samples: int, planar: bool, join: str) -> None:
     due = frames(3, (*SHAPE, samples), "uint8")
     for k in range(3):
-        colour(folder / f"c{k}.tif", due[k], planar=planar)
-    gives(folder, folder, np.moveaxis(due, -1, 1) if planar else due)
+        coloured(folder / f"c{k}.tif", due[k], planar=planar)
+    gives(folder, folder, np.moveaxis(due, -1, 1) if planar else due, join=join)
 
 
-# the same where the shapes happen to be equal: an image as wide and high as it has colours
+# the same where the shapes happen to be equal: an image as wide and as high as it has colours
 @pytest.mark.parametrize("samples", [3, 4])
-def test_planar_and_interleaved_of_equal_shape(folder: Path, samples: int) -> None:
+@JOINS
+def test_planar_and_interleaved_of_equal_shape(folder: Path, samples: int, join: str) -> None:
     for k in range(2):
-        colour(folder / f"c{k}.tif", frame(k, (samples, samples, samples), "uint8"), planar=k == 1)
-    refuses(folder, folder, "c1.tif")
+        coloured(folder / f"c{k}.tif", frame(k, (samples, samples, samples), "uint8"), planar=k == 1)
+    refuses(folder, folder, "c1.tif", join=join)
 
 
 # dask/dask-image#341, cgohlke/tifffile#235, cgohlke/tifffile#196: three or four planes are not colour
-@pytest.mark.parametrize("planes", [2, 3, 4, 5])
-@pytest.mark.parametrize("kind", ["ImageJ CYX", "ImageJ ZYX", "pages", "one page each", "npy"])
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-def test_planes_are_not_colour(folder: Path, planes: int, kind: str, dtype: str) -> None:
-    due = frames(2, (planes, 6, 8), dtype)
+@pytest.mark.parametrize("planes", [3, 4, 5])
+@pytest.mark.parametrize("kind", ["CYX", "ZYX", "pages", "one by one", "npy"])
+def test_planes_are_not_colour(folder: Path, planes: int, kind: str) -> None:
+    due = frames(2, (planes, 6, 8), "uint8")
     for k in range(2):
         if kind == "npy":
             npy(folder / f"zs{k}.npy", due[k])
-        elif kind == "one page each":
-            page_by_page(folder / f"zs{k}.tif", due[k])
+        elif kind == "one by one":
+            paged(folder / f"zs{k}.tif", due[k])
         elif kind == "pages":
             tiff(folder / f"zs{k}.tif", due[k])
         else:
-            tiff(folder / f"zs{k}.tif", due[k], imagej=True, metadata={"axes": kind[-3:]})
+            tiff(folder / f"zs{k}.tif", due[k], imagej=True, metadata={"axes": kind})
     gives(folder, folder, due)
 
 
 # imageio/imageio#355, pearu/pylibtiff#82, image-rs/image-tiff#296: one bit a pixel, and min-is-white
 @pytest.mark.parametrize("photometric", ["minisblack", "miniswhite"])
 @pytest.mark.parametrize("compression", [None, "zlib", "lzw", "packbits"])
-@pytest.mark.parametrize("width", [9, 16, 1])
+@pytest.mark.parametrize("width", [9, 16])
 def test_one_bit(folder: Path, photometric: str, compression: str | None, width: int) -> None:
     due = frames(3, (5, width)) % 2 == 0
     for k in range(3):
@@ -889,7 +884,7 @@ def test_one_bit(folder: Path, photometric: str, compression: str | None, width:
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16"])
 def test_min_is_white_is_not_turned(folder: Path, dtype: str) -> None:
-    due = frames(4, dtype=dtype)
+    due = frames(4) % 2 == 0 if dtype == "bool" else frames(4, dtype=dtype)
     kinds = [("minisblack", None), ("miniswhite", None), ("minisblack", "zlib"), ("miniswhite", "lzw")]
     for k, (photometric, compression) in enumerate(kinds):
         tiff(folder / f"bw{k}.tif", due[k], photometric=photometric, compression=compression)
@@ -897,53 +892,47 @@ def test_min_is_white_is_not_turned(folder: Path, dtype: str) -> None:
 
 
 # sony/nnabla#583: palette images are indices
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize(("dtype", "shape"), [("uint8", SHAPE), ("uint16", SHAPE), ("uint8", (3, *SHAPE))])
 @pytest.mark.parametrize("options", [{}, {"compression": "lzw"}, {"tile": (16, 16)}, {"byteorder": ">"}], ids=str)
-@pytest.mark.parametrize("pages", [1, 3])
-def test_palette(folder: Path, dtype: str, options: dict[str, Any], pages: int) -> None:
-    due = frames(2, SHAPE if pages == 1 else (pages, *SHAPE), dtype)
+def test_palette(folder: Path, dtype: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    due = frames(2, shape, dtype)
     colours = frame(5, (3, 256 if dtype == "uint8" else 65536))
     for k in range(2):
         tiff(folder / f"lab{k}.tif", due[k], photometric="palette", colormap=colours, **options)
     gives(folder, folder, due)
 
 
-STORED: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "lzw": {"compression": "lzw"},
-    "zlib": {"compression": "zlib"},
-    "zlib, predictor": {"compression": "zlib", "predictor": True},
-    "tiles": {"tile": (16, 16)},
-    "tiles, lzw, predictor": {"tile": (16, 16), "compression": "lzw", "predictor": True},
-    "zstd": {"compression": "zstd"},
-    "BigTIFF": {"bigtiff": True},
-    "packbits": {"compression": "packbits"},
-    "lzma": {"compression": "lzma"},
-    "strips": {"rowsperstrip": 3, "compression": "zlib"},
-    "big-endian": {"byteorder": ">", "compression": "lzw"},
-    "deflate": {"compression": "deflate"},
-}
+STORED: list[dict[str, Any]] = [
+    {},
+    {"compression": "lzw"},
+    {"compression": "zlib"},
+    {"compression": "zlib", "predictor": True},
+    {"tile": (16, 16)},
+    {"tile": (16, 16), "compression": "lzw", "predictor": True},
+    {"compression": "zstd"},
+    {"bigtiff": True},
+    {"compression": "packbits"},
+    {"compression": "lzma"},
+    {"compression": "deflate"},
+    {"rowsperstrip": 3, "compression": "zlib"},
+    {"byteorder": ">", "compression": "lzw"},
+]
 
 
 # blink1073/tifffile#63, ESA-PhiLab/iris#64, juglab/n2v#44: files compressed in many ways
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-@pytest.mark.parametrize("join", ["stack", "concat"])
 @pytest.mark.parametrize("shape", [(20, 30), (2, 20, 30)], ids=str)
-def test_mixed_compression(folder: Path, dtype: str, join: str, shape: tuple[int, ...]) -> None:
+@JOINS
+def test_mixed_compression(folder: Path, dtype: str, shape: tuple[int, ...], join: str) -> None:
     due = frames(len(STORED), shape, dtype)
     paths = []
-    for k, options in enumerate(STORED.values()):
+    for k, options in enumerate(STORED):
         given = {**options, "predictor": 3} if "predictor" in options and dtype == "float32" else options
         paths.append(tiff(folder / f"z{k}.tif", due[k], **given))
     gives(folder, paths, due if join == "stack" else due.reshape(-1, 20, 30), join=join)
 
 
-# the same: where no codec is installed, file and package are named
-def test_missing_codec(folder: Path) -> None:
-    names = ["lzw", "zstd", "jpeg"]
-    paths = [tiff(folder / "0.tif", frame(0, (16, 16), "uint8"))]
-    paths += [tiff(folder / f"{name}.tif", frame(1, (16, 16), "uint8"), compression=name) for name in names]
-    text = """
+WITHOUT_CODECS = """
 import sys
 sys.modules["imagecodecs"] = None
 import daskstack
@@ -952,13 +941,18 @@ try:
 except daskstack.errors.BadFilesError as exc:
     print(*(f.message for f in exc.files), sep="\\n")
 """
-    done = script(text, folder.parent / "out.npy", *paths)
+CODECS = ["lzw", "jpeg", *(["zstd"] if sys.version_info < (3, 14) else [])]  # Python 3.14 decodes zstd itself
+
+
+# the same: where no codec is installed, file and package are named
+def test_missing_codec(folder: Path) -> None:
+    paths = [tiff(folder / "plain.tif", frame(0, (16, 16), "uint8"))]
+    paths += [tiff(folder / f"{codec}.tif", frame(1, (16, 16), "uint8"), compression=codec) for codec in CODECS]
+    done = script(WITHOUT_CODECS, folder.parent / "out.npy", *paths)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == len(names)
-    for name, line in zip(names, lines, strict=True):
-        assert f"{name}.tif" in line
-        assert "imagecodecs" in line
+    assert base([line.split()[0] for line in lines]) == [f"{codec}.tif" for codec in CODECS]
+    assert [line for line in lines if "imagecodecs" not in line] == []
     assert os.listdir(folder.parent) == ["in"]
 
 
@@ -966,22 +960,21 @@ JPEG: dict[str, dict[str, Any]] = {
     "tiles": {"photometric": "rgb", "tile": (16, 16)},
     "strips": {"photometric": "rgb", "rowsperstrip": 16},
     "one strip": {"photometric": "rgb"},
-    "subsampled": {"photometric": "ycbcr", "subsampling": (2, 2), "tile": (16, 16)},
     "grey": {"photometric": "minisblack", "tile": (16, 16)},
 }
 
 
 # python-pillow/Pillow#3227, xarray-contrib/xarray-spatial#1502, girder/large_image#627: JPEG inside TIFF
 @pytest.mark.parametrize("options", JPEG.values(), ids=JPEG)
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@JOINS
 def test_jpeg_inside(folder: Path, options: dict[str, Any], join: str) -> None:
     slope = np.add.outer(2 * np.arange(32), np.arange(48))
     source = np.stack([slope + 20 * k for k in range(2)]).astype("uint8")
-    if options["photometric"] != "minisblack":
+    if options["photometric"] == "rgb":
         source = np.stack([source, source + 30, 200 - source], axis=-1)
     level = {"compression": "jpeg", "compressionargs": {"level": 95}, "metadata": None}
     paths = [tiff(folder / f"j{k}.tif", source[k], **level, **options) for k in range(2)]
-    due = np.stack([tifffile.imread(p) for p in paths])
+    due = np.stack([tifffile.imread(p) for p in paths])  # the codec loses something: what is left is due
     assert due.shape == source.shape
     assert np.abs(due.astype(int) - source).max() <= 8
     gives(folder, paths, due, join=join)
@@ -998,19 +991,28 @@ def leave_out(path: str, page: int, *segments: int) -> None:
             patch(path, offset + size * k, bytes(size))
 
 
+SPARSE: list[tuple[str | None, list[int], dict[str, Any]]] = [
+    ("7", [3], {}),
+    ("7", [0], {"compression": "zlib"}),
+    ("7", [0, 1, 2, 3], {"byteorder": ">"}),
+    (None, [3], {"compression": "zlib"}),
+    (None, [0, 1, 2, 3], {}),
+    (None, [1, 2], {"byteorder": ">", "compression": "lzw"}),
+    ("0", [3], {}),
+]
+
+
 # geotiffjs/geotiff.js#304, virtual-zarr/virtual-tiff#108, girder/large_image#627: tiles that are not stored
-@pytest.mark.parametrize("nodata", ["7", None, "0"])
-@pytest.mark.parametrize("missing", [[3], [0], [0, 1, 2, 3]], ids=str)
-@pytest.mark.parametrize("options", [{}, {"compression": "zlib"}, {"byteorder": ">"}], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@pytest.mark.parametrize(("nodata", "missing", "options"), SPARSE, ids=str)
+@JOINS
 def test_tiles_left_out(
     folder: Path, nodata: str | None, missing: list[int], options: dict[str, Any], join: str
 ) -> None:
     due = frames(3, (32, 32))
-    tags = [(42113, "s", 0, nodata, True)] if nodata else []
-    paths = [
-        tiff(folder / f"sp{k}.tif", due[k], tile=(16, 16), metadata=None, extratags=tags, **options) for k in range(3)
-    ]
+    options = {"tile": (16, 16), "metadata": None, **options}
+    if nodata:
+        options["extratags"] = [(42113, "s", 0, nodata, True)]
+    paths = [tiff(folder / f"sp{k}.tif", due[k], **options) for k in range(3)]
     leave_out(paths[1], 0, *missing)
     for k in missing:
         due[1, 16 * (k // 2) :, 16 * (k % 2) :][:16, :16] = int(nodata or 0)
@@ -1020,16 +1022,16 @@ def test_tiles_left_out(
 @pytest.mark.parametrize(("nodata", "value"), [("nan", np.nan), ("-9999", -9999), ("1e30", 1e30)])
 def test_tiles_left_out_of_floats(folder: Path, nodata: str, value: float) -> None:
     due = frames(2, (2, 32, 32), "float32")
-    tags = [(42113, "s", 0, nodata, True)]
     for k in range(2):
-        page_by_page(folder / f"sp{k}.tif", due[k], tile=(16, 16), extratags=tags)
+        paged(folder / f"sp{k}.tif", due[k], tile=(16, 16), extratags=[(42113, "s", 0, nodata, True)])
     leave_out(str(folder / "sp0.tif"), 1, 2)
     due[0, 1, 16:, :16] = value
     gives(folder, folder, due)
 
 
-@pytest.mark.parametrize("join", ["stack", "concat"])
+# the same for strips, which nobody leaves out on purpose
 @pytest.mark.parametrize("options", [{}, {"compression": "zlib"}], ids=str)
+@JOINS
 def test_strips_left_out(folder: Path, options: dict[str, Any], join: str) -> None:
     paths = [tiff(folder / f"sp{k}.tif", frame(k, (32, 32)), rowsperstrip=8, **options) for k in range(3)]
     leave_out(paths[1], 0, 2)
@@ -1037,16 +1039,16 @@ def test_strips_left_out(folder: Path, options: dict[str, Any], join: str) -> No
 
 
 # cgohlke/tifffile#29, cgohlke/tifffile#46: frames that do not lie evenly in the file
-@pytest.mark.parametrize("software", ["SI.LINE_FORMAT_VERSION=1", "SI.VERSION_MAJOR=2020", "other"])
+@pytest.mark.parametrize("software", ["SI.LINE_FORMAT_VERSION=1", "other"])
 @pytest.mark.parametrize("gaps", [[0, 37, 74, 5, 11], [0, 0, 900, 0, 0], [50, 40, 30, 20, 10]], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@JOINS
 def test_uneven_frames(folder: Path, software: str, gaps: list[int], join: str) -> None:
     due = frames(10, (8, 8)).reshape(2, 5, 8, 8)
+    options: dict[str, Any] = {"photometric": "minisblack", "metadata": None, "contiguous": False}
     for f in range(2):
         with tifffile.TiffWriter(folder / f"si{f}.tif") as writer:
-            for k, gap in enumerate(gaps):
-                options: dict[str, Any] = {"photometric": "minisblack", "metadata": None, "contiguous": False}
-                writer.write(due[f, k], software=software, description=f"frame {k} {'x' * gap}", **options)
+            for page, gap in zip(due[f], gaps, strict=True):
+                writer.write(page, software=software, description="frame " + "x" * gap, **options)
     gives(folder, folder, due if join == "stack" else due.reshape(-1, 8, 8), join=join)
 
 
@@ -1054,15 +1056,14 @@ def test_uneven_frames(folder: Path, software: str, gaps: list[int], join: str) 
 
 
 # rogersce/cnpy#7, marian-nmt/marian-dev#911, sonos/tract#655: Fortran order
-@pytest.mark.parametrize("turned", [[1, 3], [0], [0, 1, 2, 3]], ids=str)
+@pytest.mark.parametrize(("turned", "dtype"), [([1, 3], "<u2"), ([0], ">f4"), ([0, 1, 2, 3], "<c8")], ids=str)
 @pytest.mark.parametrize("shape", [(5, 7), (3, 4, 5), (6,), (2, 1, 3, 2)], ids=str)
-@pytest.mark.parametrize("dtype", ["<u2", ">f4", "?"])
-@pytest.mark.parametrize("join", ["stack", "concat"])
-def test_fortran_order(folder: Path, turned: list[int], shape: tuple[int, ...], dtype: str, join: str) -> None:
+def test_fortran_order(folder: Path, turned: list[int], dtype: str, shape: tuple[int, ...]) -> None:
     due = frames(4, shape).astype(dtype)
     for k in range(4):
         npy(folder / f"o{k}.npy", np.asfortranarray(due[k]) if k in turned else due[k])
-    gives(folder, folder, due if join == "stack" else np.concatenate(due), join=join)
+    gives(folder, folder, due)
+    gives(folder, folder, np.concatenate(due), join="concat")
 
 
 class Trap:
@@ -1075,33 +1076,25 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def trap_array(path: Path, trap: Path) -> None:
-    np.save(path, np.array([Trap(trap)], dtype=object), allow_pickle=True)
-
-
-def trap_field(path: Path, trap: Path) -> None:
-    record = np.zeros(2, [("x", "f4"), ("y", object)])
-    record["y"] = Trap(trap)
-    np.save(path, record, allow_pickle=True)
-
-
-def trap_pickle(path: Path, trap: Path) -> None:
-    path.write_bytes(pickle.dumps(Trap(trap)))
-
-
-def trap_old_pickle(path: Path, trap: Path) -> None:
-    path.write_bytes(pickle.dumps(Trap(trap), protocol=0))
+def trapped(kind: str, path: Path, trap: Path) -> None:
+    if kind == "array":
+        np.save(path, np.array([Trap(trap)], dtype=object), allow_pickle=True)
+    elif kind == "field":
+        record = np.zeros(2, [("x", "f4"), ("y", object)])
+        record["y"] = Trap(trap)
+        np.save(path, record, allow_pickle=True)
+    else:
+        path.write_bytes(pickle.dumps(Trap(trap), protocol=int(kind)))
 
 
 # yangxue0827/RCNN#6, ZZUTK/SRNTT#9, sentinel-hub/eo-learn#478: pickles are not loaded
-@pytest.mark.parametrize("make", [trap_array, trap_field, trap_pickle, trap_old_pickle])
-@pytest.mark.parametrize("bad", [[1], [0], [0, 2]], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
-def test_pickle(folder: Path, make: Callable[[Path, Path], None], bad: list[int], join: str) -> None:
+@pytest.mark.parametrize("kind", ["array", "field", "0", "2", "5"])
+@pytest.mark.parametrize(("bad", "join"), [([1], "stack"), ([0], "concat"), ([0, 2], "stack")], ids=str)
+def test_pickle(folder: Path, kind: str, bad: list[int], join: str) -> None:
     trap = folder.parent / "unpickled"
     for k in range(3):
         if k in bad:
-            make(folder / f"k{k}.npy", trap)
+            trapped(kind, folder / f"k{k}.npy", trap)
         else:
             npy(folder / f"k{k}.npy", frame(k))
     report = refuses(folder, folder, *(f"k{k}.npy" for k in bad), join=join)
@@ -1116,87 +1109,77 @@ RECORDS: dict[str, Any] = {
     "padded": np.dtype([("a", "u1"), ("b", "<f8")], align=True),
     "unicode": [("größe", "<f4"), ("λ", "<u2")],
     "long header": [(f"a_rather_long_name_of_a_field_{k}", "<f4") for k in range(500)],
-    "very long header": [(f"an_even_longer_name_of_a_field_{k}", "<u1") for k in range(2000)],
+    "very long header": [("so_long_a_name_" * 7 + str(k), "<u1") for k in range(700)],
 }
 
 
 # ml-struct-bio/cryodrgn#418, asarnow/pyem#131, bluesky/tiled#514: records, long headers
-@pytest.mark.filterwarnings("ignore:Stored array in format:UserWarning")  # numpy.save of such headers
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@pytest.mark.filterwarnings("ignore:Stored array in format:UserWarning")  # numpy.save, which wrote the input
 @pytest.mark.parametrize("dtype", RECORDS.values(), ids=RECORDS)
+@JOINS
 def test_records(folder: Path, dtype: Any, join: str) -> None:
     due = np.zeros((3, 4), dtype)
-    raw = due.view("u1") if due.dtype.names == ("a",) else due
     for k, name in enumerate(due.dtype.names or ()):
         if due.dtype[name].kind in "fiu":
             due[name] = frame(k, (3, 4), "uint8")
-    assert raw.shape
     for k in range(3):
         npy(folder / f"r{k}.npy", due[k])
-    due = due.astype(due.dtype.newbyteorder("="))
     gives(folder, folder, due if join == "stack" else due.reshape(-1), join=join)
 
 
-# the same: one field of another name, type or order is another record
-@pytest.mark.parametrize("other", [[("x", "f4"), ("z", "i4")], [("x", "f4"), ("y", "i8")], [("y", "i4"), ("x", "f4")]])
-def test_records_differ(folder: Path, other: Any) -> None:
+# the same: a field of another name, type or place makes another record
+@pytest.mark.parametrize("other", [[("x", "f4"), ("z", "i4")], [("x", "f4"), ("y", "u4")], [("y", "i4"), ("x", "f4")]])
+@JOINS
+def test_records_differ(folder: Path, other: Any, join: str) -> None:
     npy(folder / "r0.npy", np.zeros(4, [("x", "f4"), ("y", "i4")]))
     npy(folder / "r1.npy", np.zeros(4, other))
-    refuses(folder, folder, "r1.npy")
-
-
-def with_header(path: Path, header: str, data: bytes, *, version: int = 1) -> str:
-    text = header.encode("utf-8" if version == 3 else "latin-1") + b"\n"
-    path.write_bytes(
-        b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 if version == 1 else 4, "little") + text + data
-    )
-    return str(path)
+    refuses(folder, folder, "r1.npy", join=join)
 
 
 # issp-center-dev/H-wave#165, numpy/numpy#4765, numpy/numpy#5713: header versions 1, 2 and 3
 @pytest.mark.parametrize("versions", [[1, 2, 3], [3, 1, 2], [2, 2, 2], [3, 3, 3]], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
-@pytest.mark.parametrize("fortran", [True, False])
-def test_header_versions(folder: Path, versions: list[int], join: str, fortran: bool) -> None:
+@pytest.mark.parametrize(("order", "join"), [("C", "stack"), ("C", "concat"), ("F", "stack")])
+def test_header_versions(folder: Path, versions: list[int], order: str, join: str) -> None:
     due = frames(3)
     for k, version in enumerate(versions):
         with (folder / f"v{k}.npy").open("wb") as f:
-            np.lib.format.write_array(f, np.asfortranarray(due[k]) if fortran else due[k], version=(version, 0))
+            np.lib.format.write_array(f, np.array(due[k], order=order), version=(version, 0))  # type: ignore[call-overload]
     gives(folder, folder, due if join == "stack" else np.concatenate(due), join=join)
+
+
+def with_header(path: Path, header: str, data: bytes) -> None:
+    text = header.encode("latin-1") + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data)
 
 
 HEADERS = {
     "dense": "{'descr':'<u2','fortran_order':False,'shape':(5,7)}",
     "double quotes": '{"shape": (5, 7), "fortran_order": False, "descr": "<u2"}',
     "Python 2": "{'descr': '<u2', 'fortran_order': False, 'shape': (5L, 7L), }",
-    "numbers for truth": "{'descr': '<u2', 'fortran_order': 0, 'shape': (5, 7)}",
     "much room": "{'descr': '<u2', 'fortran_order': False, 'shape': (5, 7), }" + 9000 * " ",
 }
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
-def test_header_of_another_writer(folder: Path, header: str, version: int) -> None:
+def test_header_of_another_writer(folder: Path, header: str) -> None:
     due = frames(2)
     npy(folder / "v0.npy", due[0])
-    with_header(folder / "v1.npy", header, due[1].tobytes(), version=version)
+    with_header(folder / "v1.npy", header, due[1].tobytes())
     gives(folder, folder, due)
 
 
 # numpy/numpy#28330, MIC-DKFZ/nnUNet#2388: cut files
-@pytest.mark.parametrize("size", [1000, -1, 128, 127, 60, 9, 3], ids=str)
-@pytest.mark.parametrize("bad", [[2], [0], [0, 1]], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@pytest.mark.parametrize("size", [1000, -1, 128, 127, 60, 9, 3])
+@pytest.mark.parametrize(("bad", "join"), [([2], "stack"), ([0], "concat"), ([0, 1], "stack")], ids=str)
 def test_cut_npy(folder: Path, size: int, bad: list[int], join: str) -> None:
     paths = [npy(folder / f"n{k}.npy", frame(k, (50, 40))) for k in range(3)]
     for k in bad:
         cut(paths[k], size)
-    names = [f"n{k}.npy" for k in bad]
-    complete = size < 0 or size >= 128
-    says = [f"{os.path.getsize(paths[bad[0]])} bytes", "4128"] if complete else []
-    refuses(folder, paths, *names, says=says, join=join)
-    if join == "stack":
-        assert [os.path.basename(e.path) for e in daskstack.open_stack(paths).condemned()] == names
+    names = base([paths[k] for k in bad])
+    whole_header = size < 0 or size >= 128
+    refuses(folder, paths, *names, says=[f"{size % 4128} bytes", "4128"] if whole_header else [], join=join)
+    if join == "stack":  # and it is known before any pixel is read
+        assert base([e.path for e in daskstack.open_stack(paths).condemned()]) == names
 
 
 @pytest.mark.parametrize("more", [1, 4000])
@@ -1209,7 +1192,6 @@ def test_npy_with_more_than_its_header_says(folder: Path, more: int) -> None:
 
 NO_LITERALS = {
     "numpy": "{'descr': '<u2', 'fortran_order': False, 'shape': (np.int64(5), 7)}",
-    "numpy, both": "{'descr': '<u2', 'fortran_order': False, 'shape': (np.int32(5), np.int32(7))}",
     "numpy, truth": "{'descr': '<u2', 'fortran_order': np.False_, 'shape': (5, 7)}",
     "floats": "{'descr': '<u2', 'fortran_order': False, 'shape': (5.0, 7)}",
     "truth": "{'descr': '<u2', 'fortran_order': False, 'shape': (True, 35)}",
@@ -1228,7 +1210,7 @@ def test_header_that_is_no_literal(folder: Path, header: str, bad: int) -> None:
     npy(folder / f"h{1 - bad}.npy", frame(0))
     with_header(folder / f"h{bad}.npy", header, frame(1).tobytes())
     report = refuses(folder, folder, f"h{bad}.npy")
-    assert "object at 0x" not in report  # the same words each time, and for people
+    assert "object at 0x" not in report  # words for people, the same each time
 
 
 # the same for what is written: numbers of NumPy's own kind do not get into a header
@@ -1237,18 +1219,17 @@ def test_header_of_the_output(folder: Path, kind: Callable[[int], Any]) -> None:
     due = frames(6)
     for k in range(6):
         npy(folder / f"h{k}.npy", due[k])
-    out = folder.parent / "out.npy"
-    daskstack.open_stack(folder)[kind(1) : kind(5)].to_npy(out, progress=False)
-    assert_same(np.load(out, allow_pickle=False), due[1:5])
-    assert b"(4, 5, 7)" in out.read_bytes()[:128]
-    daskstack.build(folder, folder.parent / "two.npy", limit=kind(2), progress=False)
-    assert_same(np.load(folder.parent / "two.npy"), due[:2])
+    one, two = folder.parent / "one.npy", folder.parent / "two.npy"
+    daskstack.open_stack(folder)[kind(0) : kind(4)].to_npy(one, progress=False)
+    assert_same(np.load(one), due[:4])
+    assert b"'shape': (4, 5, 7)" in one.read_bytes()[:128]
+    daskstack.build(folder, two, limit=kind(2), progress=False)
+    assert_same(np.load(two), due[:2])
 
 
 # numpy/numpy#28795: an archive under the name of .npy
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-@pytest.mark.parametrize("bad", [[1], [0], [0, 1, 2]], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@pytest.mark.parametrize(("bad", "join"), [([1], "stack"), ([0], "concat"), ([0, 1, 2], "stack")], ids=str)
 def test_archive(folder: Path, save: Callable[..., None], bad: list[int], join: str) -> None:
     for k in range(3):
         npy(folder / f"a{k}.npy", frame(k))
@@ -1269,43 +1250,44 @@ DTYPES = ["?", "i1", "f2", "f4", "c8", "c16", "M8[s]", "M8[D]", "m8[ms]", "S3", 
 
 # google/neuroglancer#647, bluesky/tiled#514, zarr-developers/zarr-python#2874: less common dtypes
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("join", ["stack", "concat"])
-def test_less_common_dtypes(folder: Path, dtype: str, join: str) -> None:
-    size = np.dtype(dtype).itemsize
+def test_less_common_dtypes(folder: Path, dtype: str) -> None:
     if dtype in {"?", "U4", "longdouble"}:
         due = (frames(3) % 2).astype(dtype)
-    else:
-        due = np.frombuffer(np.random.default_rng(0).bytes(3 * 35 * size), dtype).reshape(3, *SHAPE)
+    else:  # all that its bits can say
+        noise = np.random.default_rng(0).bytes(3 * math.prod(SHAPE) * np.dtype(dtype).itemsize)
+        due = np.frombuffer(noise, dtype).reshape(3, *SHAPE)
     for k in range(3):
         npy(folder / f"m{k}.npy", due[k])
-    gives(folder, folder, due if join == "stack" else np.concatenate(due), join=join)
+    gives(folder, folder, due)
+    gives(folder, folder, np.concatenate(due), join="concat")
 
 
 # ----------------------------------------------------------------------------------------- stacking
+
 
 SIZES: list[tuple[int, ...]] = [(1, 7), (5, 1), (7, 5), (5, 7, 1), (1, 5, 7), (35,), (7,), (), (5, 8), (5, 0)]
 
 
 # docarray/docarray#39, absDL/absDL.github.io#4, NVlabs/STEP#6: an image of another size
 @pytest.mark.parametrize("shape", SIZES, ids=str)
-@pytest.mark.parametrize("bad", [[3], [1], [1, 4]], ids=str)
+@pytest.mark.parametrize("bad", [[3], [1, 4]], ids=str)
 def test_another_size(folder: Path, shape: tuple[int, ...], bad: list[int]) -> None:
     for k in range(5):
         npy(folder / f"i{k}.npy", frame(k, shape if k in bad else SHAPE))
     names = [f"i{k}.npy" for k in bad]
     refuses(folder, folder, *names, says=[f"{len(bad)} of 5 files", str(shape), str(SHAPE)])
-    if shape not in {(7, 5), (5, 7, 1), (1, 5, 7), (35,)}:  # equal in bytes: the size tells nothing
-        assert [os.path.basename(e.path) for e in daskstack.open_stack(folder).condemned()] == names
+    if math.prod(shape) != math.prod(SHAPE):  # then a look at its size is enough, before any pixel is read
+        assert base([e.path for e in daskstack.open_stack(folder).condemned()]) == names
 
 
 @pytest.mark.parametrize("shape", [(1, 7), (7, 5), (2, 5, 7), (5, 8)], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@JOINS
 def test_another_size_of_tiff(folder: Path, shape: tuple[int, ...], join: str) -> None:
+    pages = [frame(k, shape if k == 2 else SHAPE) for k in range(5)]
     for k in range(5):
-        tiff(folder / f"i{k}.tif", frame(k, shape if k == 2 else SHAPE))
-    if join == "concat" and shape == (2, *SHAPE):
-        pages = [frame(k, shape if k == 2 else (1, *SHAPE)) for k in range(5)]
-        gives(folder, folder, np.concatenate(pages), join="concat")
+        tiff(folder / f"i{k}.tif", pages[k])
+    if join == "concat" and len(shape) == 3:  # files may differ in how many pages they hold
+        gives(folder, folder, np.concatenate([p.reshape(-1, *SHAPE) for p in pages]), join="concat")
     else:
         refuses(folder, folder, "i2.tif", says=[str(shape), str(SHAPE)], join=join)
 
@@ -1339,8 +1321,7 @@ KINDS = [
 
 # NHPatterson/wsireg#28, spacetx/starfish#208: another dtype later
 @pytest.mark.parametrize(("first", "later"), KINDS)
-@pytest.mark.parametrize("bad", [[1, 2, 3], [2]], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@pytest.mark.parametrize(("bad", "join"), [([1, 2, 3], "stack"), ([2], "concat")], ids=str)
 def test_another_dtype(folder: Path, first: str, later: str, bad: list[int], join: str) -> None:
     for k in range(4):
         npy(folder / f"u{k}.npy", (frame(k) % 300).astype("int64").astype(later if k in bad else first))
@@ -1348,7 +1329,7 @@ def test_another_dtype(folder: Path, first: str, later: str, bad: list[int], joi
 
 
 @pytest.mark.parametrize(("first", "later"), [("uint8", "uint16"), ("uint16", "int16"), ("uint16", "float32")])
-@pytest.mark.parametrize("join", ["stack", "concat"])
+@JOINS
 def test_another_dtype_of_tiff(folder: Path, first: str, later: str, join: str) -> None:
     for k in range(4):
         tiff(folder / f"u{k}.tif", frame(k, dtype=later if k in (1, 3) else first))
@@ -1356,64 +1337,56 @@ def test_another_dtype_of_tiff(folder: Path, first: str, later: str, join: str) 
 
 
 # dask/dask-image#200: each label belongs to its image
-@pytest.mark.parametrize("sort_by", [None, "kind", ["kind", "n"], "n"], ids=str)
+@pytest.mark.parametrize("sort_by", [None, ["kind"], ["kind", "n"], ["n"]], ids=str)
 @pytest.mark.parametrize("listed", [True, False])
-@pytest.mark.parametrize("files_per_block", [None, 1, 4])
-def test_labels_belong_to_images(folder: Path, sort_by: Any, listed: bool, files_per_block: int | None) -> None:
+def test_labels_belong_to_images(folder: Path, sort_by: list[str] | None, listed: bool) -> None:
     numbers = list(range(0, 240, 7))
     kind = {n: "dark" if n % 3 == 0 else "light" for n in numbers}
-    paths = [npy(folder / f"s{n}_{kind[n]}.npy", np.full((3, 4), n, "uint16")) for n in reversed(numbers)]
-    random.Random(1).shuffle(paths)
-    found = [int(re.findall(r"s(\d+)_", p)[0]) for p in paths] if listed else numbers
-    if sort_by == "kind":
-        found.sort(key=lambda n: kind[n])
-    elif sort_by == ["kind", "n"]:
-        found.sort(key=lambda n: (kind[n], n))
-    elif sort_by:
-        found.sort()
+    paths = {n: npy(folder / f"s{n}_{kind[n]}.npy", np.full((3, 4), n, "uint16")) for n in reversed(numbers)}
+    order = random.Random(1).sample(numbers, len(numbers)) if listed else numbers
+    sources: Any = [paths[n] for n in order] if listed else folder
+    keys: dict[str, Callable[[int], Any]] = {"n": lambda n: n, "kind": lambda n: kind[n]}
+    for name in reversed(sort_by or []):
+        order = sorted(order, key=keys[name])
     gives(
         folder,
-        paths if listed else folder,
-        np.stack([np.full((3, 4), n, "uint16") for n in found]),
+        sources,
+        np.stack([np.full((3, 4), n, "uint16") for n in order]),
         labels=r"s(?P<n>\d+)_(?P<kind>[a-z]+)",
         sort_by=sort_by,
-        files_per_block=files_per_block,
-        labelled={"n": found, "kind": [kind[n] for n in found]},
+        labelled={"n": order, "kind": [kind[n] for n in order]},
     )
 
 
 @pytest.mark.parametrize("key", [slice(None, None, 3), slice(None, None, -1), [5, 0, 5, 2], slice(4, 9)], ids=str)
-@pytest.mark.parametrize("join", ["stack", "concat"])
-def test_labels_belong_to_images_of_a_part(folder: Path, key: Any, join: str) -> None:
+@pytest.mark.parametrize("kind", ["npy", "tif"])
+@JOINS
+def test_labels_belong_to_images_of_a_part(folder: Path, key: Any, kind: str, join: str) -> None:
+    rows = np.arange(12).repeat(1 if join == "stack" else 2)
     for k in range(12):
-        npy(folder / f"s{k}.npy", np.full((2, 4), k, "uint16"))
-    part = daskstack.open_stack(folder, labels=r"s(?P<k>\d+)", join=join)[key]
-    part.to_npy(folder.parent / "out.npy", progress=False)
-    rows = np.arange(12) if join == "stack" else np.arange(12).repeat(2)
-    shape = (2, 4) if join == "stack" else (4,)
-    due = np.stack([np.full(shape, k, "uint16") for k in rows[key]])
-    assert_same(np.load(folder.parent / "out.npy"), due)
-    assert np.load(folder.parent / "out.k.npy").tolist() == part.labels["k"].tolist() == rows[key].tolist()
+        SAVE[kind](folder / f"s{k}.{kind}", np.full((2, *SHAPE), k, "uint16"))
+    due = np.stack([np.full(SHAPE if join == "concat" else (2, *SHAPE), k, "uint16") for k in rows[key]])
+    part = daskstack.open_stack(folder, labels=r"s(?P<k>\d+)", join=join)[key]  # type: ignore[arg-type]
+    assert part.labels["k"].tolist() == rows[key].tolist()
     assert_same(part.array.compute(scheduler="synchronous"), due)
+    part.to_npy(folder.parent / "out.npy", progress=False)
+    assert_same(np.load(folder.parent / "out.npy"), due)
+    assert np.load(folder.parent / "out.k.npy").tolist() == rows[key].tolist()
 
 
-# scverse/spatialdata#929, dask/dask#12581, sgkit-dev/sgkit#296, pydata/xarray#2335: files of several lengths, joined
-@pytest.mark.parametrize("rows", [[3, 2, 4, 1, 3], [1, 1, 1], [7], [0, 3, 0, 2], [1, 40, 2]], ids=str)
-@pytest.mark.parametrize("options", [{}, {"files_per_block": 2}, {"files_per_block": 1}], ids=str)
-@pytest.mark.parametrize("kind", ["C", "F", "pages"])
-def test_files_of_several_lengths(folder: Path, rows: list[int], options: dict[str, Any], kind: str) -> None:
+# scverse/spatialdata#929, dask/dask#12581, sgkit-dev/sgkit#296, pydata/xarray#2335: joined files of several lengths
+@pytest.mark.parametrize("rows", [[3, 2, 4, 1, 3], [1, 1, 1], [7], [1, 20, 2], [0, 3, 0, 2]], ids=str)
+@pytest.mark.parametrize(("kind", "files_per_block"), [("C", None), ("C", 2), ("F", None), ("pages", 1)])
+def test_files_of_several_lengths(folder: Path, rows: list[int], kind: str, files_per_block: int | None) -> None:
     due = frames(sum(rows), (4, 6))
-    parts = np.split(due, np.cumsum(rows)[:-1])
-    if kind == "pages" and 0 in rows:
-        pytest.skip("a TIFF file holds a page at least")
-    for k, part in enumerate(parts):
-        if kind == "pages":
-            page_by_page(folder / f"c{k}.tif", part)
-        else:
-            npy(folder / f"c{k}.npy", np.asarray(part, order="F" if kind == "F" else "C"))
-    file_of = np.repeat(np.arange(len(rows)), rows).tolist()
-    labels = {"labels": r"c(?P<k>\d)", "labelled": {"k": file_of}}
-    gives(folder, folder, due, join="concat", **labels, **options)
+    file_of = [k for k in range(len(rows)) for _ in range(rows[k])]
+    for k, part in enumerate(np.split(due, np.cumsum(rows)[:-1])):
+        if kind != "pages":
+            npy(folder / f"c{k}.npy", np.array(part, order="F" if kind == "F" else "C"))
+        elif len(part):  # a TIFF file holds a page at least
+            paged(folder / f"c{k}.tif", part)
+    asked = {"labels": r"c(?P<k>\d)\.", "join": "concat", "files_per_block": files_per_block}
+    gives(folder, folder, due, labelled={"k": file_of}, **asked)
 
 
 def test_files_of_several_lengths_many_times(folder: Path) -> None:
@@ -1430,30 +1403,28 @@ def test_files_of_several_lengths_many_times(folder: Path) -> None:
 # dask/dask#586, gwmod/nlmod#395: the same path, new content
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("kind", ["npy", "tif"])
-@pytest.mark.parametrize("join", ["stack", "concat"])
-def test_new_content(folder: Path, scheduler: str, kind: str, join: str) -> None:
+@JOINS
+def test_new_content(folder: Path, scheduler: str, kind: str, join: Any) -> None:
     paths = [SAVE[kind](folder / f"f{k}.{kind}", frame(k)) for k in range(2)]
     joined = np.concatenate if join == "concat" and kind == "npy" else np.stack
+    old, new = joined([frame(0), frame(1)]), joined([frame(0), frame(9)])
     out = folder.parent / "out.npy"
+    options: dict[str, Any] = {"join": join, "scheduler": scheduler, "progress": False}
     first = daskstack.open_stack(paths, join=join).array.persist(scheduler=scheduler)
-    daskstack.build(paths, out, join=join, scheduler=scheduler, progress=False)
-
+    daskstack.build(paths, out, **options)
     SAVE[kind](Path(paths[1]), frame(9))
-    due = joined([frame(0), frame(9)])
     second = daskstack.open_stack(paths, join=join).array
     assert first.name != second.name
-    assert_same(second.compute(scheduler=scheduler), due)
-    assert_same(first.compute(scheduler=scheduler), joined([frame(0), frame(1)]))
-    with pytest.raises(OutputExistsError, match=rf"f1\.{kind}"):  # never the old output for the new files
-        daskstack.build(paths, out, join=join, scheduler=scheduler, progress=False)
-    assert_same(np.load(out), joined([frame(0), frame(1)]))
-    daskstack.build(paths, out, join=join, scheduler=scheduler, overwrite=True, progress=False)
-    assert_same(np.load(out), due)
+    assert_same(second.compute(scheduler=scheduler), new)
+    assert_same(first.compute(scheduler=scheduler), old)
+    with pytest.raises(OutputExistsError, match=rf"f1\.{kind}"):  # the old output does not pass for one of the new file
+        daskstack.build(paths, out, **options)
+    assert_same(np.load(out), old)
+    daskstack.build(paths, out, overwrite=True, **options)
+    assert_same(np.load(out), new)
 
 
 # ------------------------------------------------------------------------------------------ storing
-
-TAKEN = ["out.npy", "out.npy.index.csv", "out.npy.json", "out.k.npy"]
 
 
 def in_the_way(path: Path, what: str) -> None:
@@ -1468,9 +1439,9 @@ def in_the_way(path: Path, what: str) -> None:
         npy(path, frame(77))
 
 
-# pydata/xarray#11159, ome/ome-zarr-py#555: the output is there already
+# pydata/xarray#11159, ome/ome-zarr-py#555: the output, or what lies beside it, is there already
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", ["out.npy", "out.npy.index.csv", "out.npy.json", "out.k.npy"])
 @pytest.mark.parametrize("what", ["array", "folder", "link", "empty"])
 def test_output_exists(folder: Path, what: str, name: str, overwrite: bool) -> None:
     for k in range(2):
@@ -1495,7 +1466,8 @@ def test_output_exists_on_the_command_line(folder: Path) -> None:
 
 # the same where the output is daskstack's own: nothing to do, refused, or replaced when asked
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_own_output_exists(folder: Path, scheduler: str) -> None:
+@pytest.mark.parametrize("change", [{"limit": 2}, {"labels": {"k": r"a(\d)"}}, {"join": "concat"}], ids=str)
+def test_own_output_exists(folder: Path, scheduler: str, change: dict[str, Any]) -> None:
     for k in range(3):
         npy(folder / f"a{k}.npy", frame(k))
     out = folder.parent / "out.npy"
@@ -1504,10 +1476,11 @@ def test_own_output_exists(folder: Path, scheduler: str) -> None:
     before = contents(folder.parent)
     assert daskstack.build(folder, out, **options).files == 0
     with pytest.raises(OutputExistsError, match=r"out\.npy"):
-        daskstack.build(folder, out, limit=2, **options)
+        daskstack.build(folder, out, **change, **options)
     assert contents(folder.parent) == before
-    daskstack.build(folder, out, limit=2, overwrite=True, **options)
-    assert_same(np.load(out), frames(2))
+    daskstack.build(folder, out, overwrite=True, **change, **options)
+    due = frames(3)[: change.get("limit")]
+    assert_same(np.load(out), np.concatenate(due) if "join" in change else due)
 
 
 # dask/dask#5942, fractal-analytics-platform/fractal-tasks-core#53: the output is one of the inputs
@@ -1533,15 +1506,16 @@ def test_output_is_an_input(folder: Path, by: str, source: str, overwrite: bool,
     assert contents(folder.parent) == before
 
 
-# the same: an output of the first run that is an input by now, with all that lies beside it
+# the same: what the first run made is no input of the second
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("source", ["", "*.npy", "**/*.npy", "[a-z]*"])
 def test_own_output_is_no_input(folder: Path, source: str, scheduler: str) -> None:
     for k in range(3):
         npy(folder / f"a{k}.npy", frame(k))
     out = folder / "out.npy"
+    options: dict[str, Any] = {"labels": {"k": r"a(\d)"}, "scheduler": scheduler, "progress": False}
     for files in (3, 0):
-        report = daskstack.build(str(folder / source), out, labels={"k": r"a(\d)"}, scheduler=scheduler, progress=False)
+        report = daskstack.build(str(folder / source), out, **options)
         assert (report.shape, report.files) == ((3, *SHAPE), files)
         assert_same(np.load(out), frames(3))
         assert np.load(folder / "out.k.npy").tolist() == [0, 1, 2]
@@ -1555,27 +1529,25 @@ def test_output_is_an_input_on_the_command_line(folder: Path) -> None:
         command_refuses(folder, folder / "*.npy", folder / "a1.npy", *option, says=says)
 
 
-FULL = """
+LIMITED = """
 import resource, sys
 limit = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 import daskstack
-from daskstack.errors import NoSpaceError
 try:
     daskstack.build(sys.argv[3], sys.argv[2], scheduler=sys.argv[4], progress=False)
-except NoSpaceError as exc:
+except daskstack.errors.NoSpaceError as exc:
     print(exc)
 """
 
 
 # numpy/numpy#21964, bloomberg/memray#117, h2o/h2o#910, osmcode/osmium-tool#184: the disk is full
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("limit", [1 << 19, (1 << 20) + 127])
+@pytest.mark.parametrize(("scheduler", "limit"), [("threads", 1 << 19), ("synchronous", (1 << 20) + 127)])
 def test_limit_on_file_sizes(folder: Path, scheduler: str, limit: int) -> None:
     for k in range(8):
         npy(folder / f"a{k}.npy", frame(k, (256, 256)))
     before = contents(folder)
-    done = script(FULL, limit, folder.parent / "out.npy", folder, scheduler)
+    done = script(LIMITED, limit, folder.parent / "out.npy", folder, scheduler)
     assert done.returncode == 0, done.stderr  # not by SIGXFSZ or SIGBUS
     assert "out.npy" in done.stdout
     assert "1.0 MB needed" in done.stdout
@@ -1584,10 +1556,10 @@ def test_limit_on_file_sizes(folder: Path, scheduler: str, limit: int) -> None:
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG], ids=errno.errorcode.get)
+@pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EFBIG"])
 @pytest.mark.parametrize("call", [1, 2, 6, 12])
 def test_disk_fills_up_on_the_way(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str, code: int, call: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str, code: str, call: int
 ) -> None:
     for k in range(8):
         npy(folder / f"a{k}.npy", frame(k))
@@ -1596,7 +1568,7 @@ def test_disk_fills_up_on_the_way(
 
     def pwrite(*arguments: Any) -> int:
         if next(calls) >= call:
-            raise OSError(code, os.strerror(code))
+            raise OSError(getattr(errno, code), code)
         return real(*arguments)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
@@ -1612,59 +1584,51 @@ def test_disk_is_too_small(folder: Path, monkeypatch: pytest.MonkeyPatch, schedu
         npy(folder / f"a{k}.npy", frame(k, (256, 256)))
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=512))
     monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("something was written"))
-    with pytest.raises(NoSpaceError, match=r"out\.npy needs 1\.1 MB; 512 kB are free") as caught:
+    with pytest.raises(NoSpaceError, match=r"out\.npy needs 1\.\d MB; 512 kB are free") as caught:
         daskstack.build(folder, folder.parent / "out.npy", scheduler=scheduler, progress=False)
     assert caught.value.errno == errno.ENOSPC
     assert os.listdir(folder.parent) == ["in"]
 
 
-BIG = (512, 512)  # 1 MiB of float32
+BIG = (512, 256)  # half a MiB of float32
 
 
-def many_small(folder: Path) -> dict[str, Any]:
-    for k in range(24):
-        npy(folder / f"a{k:02}.npy", np.full(BIG, k, "float32"))
-    return {}
-
-
-def many_compressed(folder: Path) -> dict[str, Any]:
-    for k in range(24):
-        tiff(folder / f"a{k:02}.tif", np.full(BIG, k, "float32"), compression="zlib")
-    return {}
-
-
-def many_turned(folder: Path) -> dict[str, Any]:
-    for k in range(24):
-        npy(folder / f"a{k:02}.npy", np.full(BIG, k, "float32", order="F"))
-    return {}
-
-
-def one_large(folder: Path) -> dict[str, Any]:
-    npy(folder / "a.npy", np.arange(24, dtype="float32")[:, None, None] * np.ones(BIG, "float32"))
-    return {"join": "concat"}
-
-
-def one_of_pages(folder: Path) -> dict[str, Any]:
-    page_by_page(folder / "a.tif", [np.full(BIG, k, "float32") for k in range(24)], compression="zlib")
-    return {"join": "concat"}
-
-
-def one_turned(folder: Path) -> dict[str, Any]:
-    due = np.arange(24, dtype="float32")[:, None, None] * np.ones(BIG, "float32")
-    npy(folder / "a.npy", np.asfortranarray(due))
+def big(folder: Path, kind: str) -> dict[str, Any]:
+    """24 large items, in as many files or in one; item k is full of k."""
+    items = [np.full(BIG, k, "float32") for k in range(24)]
+    if kind.startswith("files"):
+        for k, item in enumerate(items):
+            if kind == "files, zlib":
+                tiff(folder / f"a{k:02}.tif", item, compression="zlib")
+            else:
+                npy(folder / f"a{k:02}.npy", np.array(item, order="F" if kind == "files, F" else "C"))
+        return {}
+    if kind == "pages":
+        paged(folder / "a.tif", items, compression="zlib")
+    else:
+        npy(folder / "a.npy", np.array(items, order="F" if kind == "one file, F" else "C"))
     return {"join": "concat"}
 
 
 # dask/dask#5985, numpy/numpy#26532: memory stays within what the plan says, whatever the size of the array
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("make", [many_small, many_compressed, many_turned, one_large, one_of_pages, one_turned])
-def test_memory(folder: Path, make: Callable[[Path], dict[str, Any]], scheduler: str) -> None:
-    options = make(folder)
+@pytest.mark.parametrize(
+    ("kind", "scheduler"),
+    [
+        ("files", "threads"),
+        ("files", "synchronous"),
+        ("files, zlib", "threads"),
+        ("files, F", "threads"),
+        ("one file", "threads"),
+        ("one file, F", "threads"),
+        ("pages", "synchronous"),
+    ],
+)
+def test_memory(folder: Path, kind: str, scheduler: str) -> None:
     out = folder.parent / "out.npy"
-    stack = daskstack.open_stack(folder, **options)
+    stack = daskstack.open_stack(folder, **big(folder, kind))
     plan = stack.plan(out, scheduler=scheduler, threads=2)
-    assert plan.memory <= 6 << 20
-    stack[0]  # so that what the libraries import and keep is not counted
+    assert plan.memory <= stack.nbytes / 4
+    _ = stack[0]  # what the libraries import and keep is not counted
     tracemalloc.start()
     try:
         stack.to_npy(out, scheduler=scheduler, threads=2, progress=False)
@@ -1681,20 +1645,15 @@ def test_memory(folder: Path, make: Callable[[Path], dict[str, Any]], scheduler:
 
 
 # dask/dask#7851, dask/dask#2895, danforthcenter/plantcv#1773, dask/dask-image#121: the graph is too big
-@pytest.mark.parametrize("count", [3_000, 30_000])
-@pytest.mark.parametrize("join", ["stack", "concat"])
-def test_size_of_graph(folder: Path, count: int, join: str) -> None:
-    due = np.arange(4, dtype="uint8")
-    path = npy(folder / "one.npy", due if join == "stack" else due[None])
+@pytest.mark.parametrize(("count", "join"), [(12_000, "stack"), (3_000, "concat")])
+def test_size_of_graph(folder: Path, count: int, join: Any) -> None:
+    path = npy(folder / "one.npy", np.arange(4, dtype="uint8")[None])
     begin = time.perf_counter()
     stack = daskstack.open_stack([path] * count, join=join)
-    array = stack.array
-    plan = stack.plan(folder.parent / "out.npy")
+    array, plan = stack.array, stack.plan(folder.parent / "out.npy")
     assert time.perf_counter() - begin < 5
-    assert len(array.__dask_graph__()) <= 64
-    assert plan.blocks <= 64
+    assert len(array.__dask_graph__()) == plan.blocks == len(array.chunks[0]) <= 64
     assert len(pickle.dumps(dict(array.__dask_graph__()))) < 100 * count
-    gives(folder, [path] * count, np.broadcast_to(due, (count, 4)).copy(), join=join)
 
 
 def test_size_of_graph_with_a_file_a_block(folder: Path) -> None:
@@ -1702,29 +1661,30 @@ def test_size_of_graph_with_a_file_a_block(folder: Path) -> None:
     begin = time.perf_counter()
     array = daskstack.open_stack([path] * 3_000, files_per_block=1).array
     assert time.perf_counter() - begin < 5
-    assert len(array.__dask_graph__()) == 3_000
-    assert array.chunks == ((1,) * 3_000, (4,))
+    assert array.numblocks == (3_000, 1)
+    gives(folder, [path] * 3_000, np.tile(np.arange(4, dtype="uint8"), (3_000, 1)))
 
 
 FEW = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 import daskstack
-daskstack.build(sys.argv[2], sys.argv[1], scheduler=sys.argv[3], join=sys.argv[4], files_per_block=10, progress=False)
+daskstack.build(sys.argv[2], sys.argv[1], scheduler=sys.argv[3], join=sys.argv[4], files_per_block=100, progress=False)
 """
 
 
 # joblib/joblib#81, MITgcm/xmitgcm#11, logix-project/logix#22: too many open files
-@pytest.mark.parametrize(("scheduler", "join"), [("threads", "concat"), ("synchronous", "stack")])
-@pytest.mark.parametrize("kind", ["npy", "tif"])
-def test_few_descriptors(folder: Path, scheduler: str, join: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "scheduler", "join"),
+    [("npy", "threads", "stack"), ("npy", "synchronous", "concat"), ("tif", "threads", "stack")],
+)
+def test_few_descriptors(folder: Path, kind: str, scheduler: str, join: str) -> None:
     due = frames(300)
     for k in range(300):
         SAVE[kind](folder / f"a{k:03}.{kind}", due[k])
     done = script(FEW, folder.parent / "out.npy", folder, scheduler, join)
     assert done.returncode == 0, done.stderr
-    stored = np.load(folder.parent / "out.npy")
-    assert_same(stored, due if join == "stack" or kind == "tif" else due.reshape(-1, 7))
+    assert_same(np.load(folder.parent / "out.npy"), np.concatenate(due) if (kind, join) == ("npy", "concat") else due)
 
 
 # malariagen/malariagen-data-python#612, dask/distributed#5953: progress with every scheduler, none unasked

@@ -9,6 +9,7 @@ from typing import Any
 from daskstack.errors import UsageError
 from daskstack.readers.base import Contents, Header, Join, Reader, check
 from daskstack.readers.function import FunctionReader
+from daskstack.readers.layout import Layout
 from daskstack.readers.npy import NpyReader
 from daskstack.readers.tiff import TiffReader
 from daskstack.text import shown
@@ -19,6 +20,7 @@ __all__ = [
     "FunctionReader",
     "Header",
     "Join",
+    "Layout",
     "NpyReader",
     "Reader",
     "TiffReader",

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from daskstack.blocks import as_bytes
 from daskstack.errors import BadFileError
+from daskstack.readers.layout import Layout
 from daskstack.text import plural, shape_text
 
 Join: TypeAlias = Literal["stack", "concat"]
@@ -116,6 +117,11 @@ class Reader(ABC):
     def open(self, path: str) -> AbstractContextManager[Contents]:
         """Open the file and read its header, no pixels yet."""
 
+    def layout(self, path: str) -> Layout | None:
+        """How a file is laid out, where further files like it can be read without the library."""
+        del path  # formats that are always read by their library have none
+        return None
+
     def probe(self, path: str) -> Header:
         """What the file holds, from its header alone.
 
@@ -159,7 +165,12 @@ class Reader(ABC):
                 out[...] = whole
 
     def read_into(
-        self, paths: Sequence[str], out: Array, due: Header, pieces: Sequence[tuple[int, int, int]] | None = None
+        self,
+        paths: Sequence[str],
+        out: Array,
+        due: Header,
+        pieces: Sequence[tuple[int, int, int]] | None = None,
+        layout: Layout | None = None,
     ) -> list[BadFileError]:
         """Fill ``out`` with the items of many files, end to end; a bad file does not stop the others.
 
@@ -173,6 +184,8 @@ class Reader(ABC):
             What each file must hold (``rows`` of it where ``pieces`` do not say).
         pieces : sequence of (rows, start, stop), optional
             For each file how many items it must hold, and which of them are wanted; by default all.
+        layout : Layout, optional
+            How another file of the stack is laid out, whose header is ``due``.
 
         Returns
         -------
@@ -180,15 +193,18 @@ class Reader(ABC):
             The files whose place in ``out`` is undefined; empty where all is well.
         """
         bad: list[BadFileError] = []
+        fast = layout if out.flags.c_contiguous else None
+        head = bytearray(fast.skip if fast else 0)
         at = 0
         for path, (rows, start, stop) in zip(paths, pieces or [(due.rows, 0, due.rows)] * len(paths), strict=True):
+            part = out[at : at + stop - start]
+            at += stop - start
+            if fast and len(part) == rows == fast.rows and fast.read(path, part, head):
+                continue
             try:
-                self.read(
-                    path, due if rows == due.rows else replace(due, rows=rows), out[at : at + stop - start], start
-                )
+                self.read(path, due if rows == due.rows else replace(due, rows=rows), part, start)
             except BadFileError as exc:
                 bad.append(exc)
-            at += stop - start
         return bad
 
 
@@ -275,13 +291,3 @@ def read_at(descriptor: int, out: Array, offset: int) -> None:
         if not done:
             raise ValueError(f"the file ends {len(view)} bytes too early")
         view, offset = view[done:], offset + done
-
-
-def to_native(out: Array, stored: np.dtype[Any]) -> None:
-    """Turn what was read as bytes of the stored dtype into native order, in place."""
-    if stored == out.dtype:
-        return
-    if out.dtype.names is None:
-        out.byteswap(inplace=True)
-    else:  # each field has an order of its own
-        out[...] = out.view(stored)

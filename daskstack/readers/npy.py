@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from daskstack.errors import BadFileError
-from daskstack.readers.base import Array, Contents, Reader, dims, open_regular, read_at, refuse_foreign, to_native
+from daskstack.readers.base import Array, Contents, Reader, dims, open_regular, read_at, refuse_foreign
+from daskstack.readers.layout import Layout, to_native
 
 MAGIC = b"\x93NUMPY"
 FIRST_READ = 4096
@@ -27,7 +28,7 @@ MOST_HEADER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Layout:
+class NpyHeader:
     """Where the data of a .npy file lies and what it means."""
 
     offset: int
@@ -52,25 +53,43 @@ class NpyReader(Reader):
     def open(self, path: str) -> Iterator[Contents]:
         """Open the file and hold its header against its size."""
         with open_regular(path) as (descriptor, size):
-            layout = read_layout(path, descriptor)
-            if size != layout.size:
+            header = read_header(path, descriptor)
+            if size != header.size:
                 raise BadFileError(
-                    path, f"{size} bytes", f"{layout.size} for {layout.shape} {layout.dtype} as its header says"
+                    path, f"{size} bytes", f"{header.size} for {header.shape} {header.dtype} as its header says"
                 )
 
             def read(out: Array, start: int) -> None:
-                if layout.fortran and len(layout.shape) > 1:
-                    whole = np.empty(layout.shape[::-1], layout.dtype)
-                    read_at(descriptor, whole, layout.offset)
+                if header.fortran and len(header.shape) > 1:
+                    whole = np.empty(header.shape[::-1], header.dtype)
+                    read_at(descriptor, whole, header.offset)
                     out[...] = whole.T.reshape(-1, *out.shape[1:])[start : start + len(out)]
                 else:
-                    read_at(descriptor, out, layout.offset + start * (out.nbytes // max(1, len(out))))
-                    to_native(out, layout.dtype)
+                    read_at(descriptor, out, header.offset + start * (out.nbytes // max(1, len(out))))
+                    to_native(out, header.dtype)
 
-            yield Contents(layout.shape, layout.dtype, max(0, len(layout.shape) - 1), read, dims=dims(layout.shape))
+            yield Contents(header.shape, header.dtype, max(0, len(header.shape) - 1), read, dims=dims(header.shape))
+
+    def layout(self, path: str) -> Layout | None:
+        with open_regular(path) as (descriptor, _):
+            header = read_header(path, descriptor)
+            text = os.pread(descriptor, header.offset, 0)
+        if header.fortran and len(header.shape) > 1:
+            return None
+        return NpyLayout(header.offset, header.dtype, 1 if self.join == "stack" else header.shape[0], text)
 
 
-def read_layout(path: str, descriptor: int) -> Layout:
+@dataclass(frozen=True)
+class NpyLayout(Layout):
+    """A header of the very same bytes, and a file of the very length that it calls for."""
+
+    text: bytes
+
+    def locate(self, descriptor: int, head: bytearray, size: int, nbytes: int) -> int | None:
+        return self.skip if head == self.text and size == self.skip + nbytes else None
+
+
+def read_header(path: str, descriptor: int) -> NpyHeader:
     """Parse the header of an open file.
 
     Raises
@@ -98,7 +117,7 @@ def read_layout(path: str, descriptor: int) -> Layout:
 
 
 @lru_cache(maxsize=256)
-def _parse(text: bytes, offset: int, encoding: str) -> Layout:
+def _parse(text: bytes, offset: int, encoding: str) -> NpyHeader:
     """The header's dictionary, checked; cached, since in a stack nearly all are alike."""
     source = text.decode(encoding).strip()
     try:
@@ -115,4 +134,4 @@ def _parse(text: bytes, offset: int, encoding: str) -> Layout:
     dtype = np.lib.format.descr_to_dtype(header["descr"])
     if dtype.hasobject:
         raise ValueError("it holds Python objects (a pickle), which are never loaded; save plain numbers")
-    return Layout(offset, shape, dtype, bool(fortran))
+    return NpyHeader(offset, shape, dtype, bool(fortran))

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from daskstack.errors import BadFileError
-from daskstack.readers.base import Array, Contents, Reader, open_regular, read_at, refuse_foreign, to_native
+from daskstack.readers.base import Array, Contents, Reader, open_regular, read_at, refuse_foreign
+from daskstack.readers.layout import Layout, to_native
+from daskstack.readers.tiff_layout import read_layout
 from daskstack.text import listed, shape_text
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ MAGICS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 STRIP_OFFSETS = 273
 # tifffile's letters for axes that mean something; others (unknown, sequence) get a number.
 AXES = {"T": "t", "Z": "z", "C": "c", "Y": "y", "X": "x", "S": "s"}
+# What tifffile warns of that says nothing of the pixels, with the reason.
+HARMLESS = (
+    "imagej_metadata> raised",  # ImageJ's own tags (overlays, display ranges, texts), which no reader needs for pixels
+)
 
 
 @dataclass(frozen=True)
@@ -39,33 +45,44 @@ class TiffReader(Reader):
     @contextmanager
     def open(self, path: str) -> Iterator[Contents]:
         """Open the file and check its pages."""
-        from tifffile import TiffFile
+        with _opened(path) as (tif, series, page_ndim):
 
-        with open_regular(path) as (descriptor, size):
-            head = os.pread(descriptor, 256, 0)
-            if not head.startswith(MAGICS):
-                raise refuse_foreign(path, head, "a TIFF file")
-            # The flags keep tifffile from following the names of other files that a file gives.
-            with (
-                os.fdopen(descriptor, "rb", closefd=False) as handle,
-                _strict(path) as said,
-                TiffFile(handle, name=os.path.basename(path), is_ome=False, is_mmstack=False, is_ndtiff=False) as tif,
-            ):
-                series = _only_series(path, tif)
-                page_ndim = _check_pages(path, tif, series, size)
-                _refuse_logged(path, said)
+            def read(out: Array, start: int) -> None:
+                with _strict(path):
+                    _read(tif, series, out, start)
 
-                def read(out: Array, start: int) -> None:
-                    with _strict(path):
-                        _read(tif, series, out, start)
+            shape, dtype = tuple(map(int, series.shape)), np.dtype(series.dtype)
+            yield Contents(shape, dtype, page_ndim, read, dims=_dims(series.axes))
 
-                yield Contents(
-                    tuple(map(int, series.shape)),
-                    np.dtype(series.dtype),
-                    page_ndim,
-                    read,
-                    dims=_dims(series.axes),
-                )
+    def layout(self, path: str) -> Layout | None:
+        """How a file is laid out, if it has one directory and its pixels are one run of bytes, stored as they are."""
+        with _opened(path) as (tif, series, page_ndim):
+            if series.dataoffset is None or len(tif.pages) > 1 or len(series.levels) > 1:
+                return None
+            stored = np.dtype(series.dtype).newbyteorder(tif.byteorder)
+            rows = 1 if self.join == "stack" else math.prod(series.shape[:-page_ndim])
+            return read_layout(tif.filehandle.fileno(), series.dataoffset, stored, rows)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[TiffFile, TiffPageSeries, int]]:
+    """An open file, its one series of pages, and how many of the last axes are a page."""
+    from tifffile import TiffFile
+
+    with open_regular(path) as (descriptor, size):
+        head = os.pread(descriptor, 256, 0)
+        if not head.startswith(MAGICS):
+            raise refuse_foreign(path, head, "a TIFF file")
+        # The flags keep tifffile from following the names of other files that a file gives.
+        with (
+            os.fdopen(descriptor, "rb", closefd=False) as handle,
+            _strict(path) as said,
+            TiffFile(handle, name=os.path.basename(path), is_ome=False, is_mmstack=False, is_ndtiff=False) as tif,
+        ):
+            series = _only_series(path, tif)
+            page_ndim = _check_pages(path, tif, series, size)
+            _refuse_logged(path, said)
+            yield tif, series, page_ndim
 
 
 class _Records(logging.Filter):
@@ -79,8 +96,9 @@ class _Records(logging.Filter):
         taken: list[str] | None = getattr(self.thread, "taken", None)
         if taken is None:
             return True
-        if record.levelno >= logging.WARNING:
-            taken.append(record.getMessage())
+        message = record.getMessage()
+        if record.levelno >= logging.WARNING and not any(part in message for part in HARMLESS):
+            taken.append(message)
         return False
 
 

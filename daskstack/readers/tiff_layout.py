@@ -1,0 +1,221 @@
+"""TIFF files laid out like the first, recognised by their directory.
+
+Along the TIFF 6.0 and BigTIFF specifications: a directory is a number of entries (tag code, type,
+count, value or offset) and the offset of the next directory.  Two files of one stack have the same
+entries but for where things lie and for what says nothing of the pixels.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from daskstack.readers.layout import Layout
+
+DESCRIPTION, STRIP_OFFSETS, DATE_TIME, TILE_OFFSETS = 270, 273, 306, 324
+# Tags that say nothing of the pixels: resolution, date and time, ImageJ's own metadata (two tags).
+FREE = frozenset({282, 283, DATE_TIME, 50838, 50839})
+SUB_DIRECTORIES = 330
+TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+BytesAt: TypeAlias = Callable[[int, int], bytes]
+_DISPLAY_RANGE = re.compile(rb"^(min|max)=[-+.eE\d]*\n", re.MULTILINE)  # as ImageJ writes them for each image
+
+
+@dataclass(frozen=True)
+class Format:
+    """The sizes that tell classic TIFF from BigTIFF, as struct codes with the byte order."""
+
+    magic: bytes
+    order: str
+    big: bool
+
+    @property
+    def offset(self) -> struct.Struct:
+        """An offset, or the value of an entry; the first one is that of the first directory."""
+        return struct.Struct(self.order + ("Q" if self.big else "I"))
+
+    @property
+    def number(self) -> struct.Struct:
+        """How many entries a directory has."""
+        return struct.Struct(self.order + ("Q" if self.big else "H"))
+
+    @property
+    def entry(self) -> struct.Struct:
+        """Code, type and count of an entry; its value follows."""
+        return struct.Struct(self.order + ("HHQ" if self.big else "HHI"))
+
+    @property
+    def entry_size(self) -> int:
+        """Bytes of an entry."""
+        return self.entry.size + self.offset.size
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value outside the directory, or of any length: what it must be.
+
+    Attributes
+    ----------
+    at : int
+        Where its offset stands in the directory.
+    unit : int
+        Size of one of its numbers or characters.
+    rule : {"equal", "imagej", "ascii", "any"}
+        The very bytes of ``due``; those but for what ImageJ writes of each image; any text; anything.
+    due : bytes
+        What it is in the first file.
+    """
+
+    at: int
+    unit: int
+    rule: Literal["equal", "imagej", "ascii", "any"]
+    due: bytes
+
+    def agrees(self, found: bytes) -> bool:
+        """Whether another file's value says the same of its pixels."""
+        if self.rule == "equal":
+            return found == self.due
+        if self.rule == "imagej":
+            return _DISPLAY_RANGE.sub(b"", found) == _DISPLAY_RANGE.sub(b"", self.due)
+        return self.rule == "any" or found.isascii()
+
+
+@dataclass(frozen=True)
+class TiffLayout(Layout):
+    """A directory that is the same but for offsets and free tags.
+
+    Attributes
+    ----------
+    form : Format
+        Byte order and kind.
+    length : int
+        Bytes of the directory, the offset of the next included.
+    mask, masked : int
+        The bits of the directory that must be equal, and what they are.
+    values : tuple of Value
+        Values outside it, or of any length.
+    strips_at : int
+        Where the entry of the strips' (or tiles') offsets has its value.
+    strips : struct.Struct format
+        How those offsets are stored.
+    steps : tuple of int
+        How far each strip is from the first.
+    """
+
+    form: Format
+    length: int
+    mask: int
+    masked: int
+    values: tuple[Value, ...]
+    strips_at: int
+    strips: str
+    steps: tuple[int, ...]
+
+    def locate(self, descriptor: int, head: bytearray, size: int, nbytes: int) -> int | None:
+        form = self.form
+        if len(head) < 16:
+            head = bytearray(os.pread(descriptor, 16, 0))
+        if head[: len(form.magic)] != form.magic or size < len(form.magic) + form.offset.size:
+            return None
+
+        def bytes_at(offset: int, count: int) -> bytes:
+            if offset + count <= len(head):
+                return bytes(head[offset : offset + count])
+            return os.pread(descriptor, count, offset)
+
+        (begin,) = form.offset.unpack_from(head, len(form.magic))
+        directory = bytes_at(begin, self.length) if begin + self.length <= size else b""
+        if len(directory) < self.length or int.from_bytes(directory, "little") & self.mask != self.masked:
+            return None
+        for value in self.values:
+            found = self._value(value, directory, bytes_at, size)
+            if found is None or not value.agrees(found):
+                return None
+        return self._first_strip(directory, bytes_at)
+
+    def _value(self, value: Value, directory: bytes, bytes_at: BytesAt, size: int) -> bytes | None:
+        """The bytes of a value of this file; None where they are not in it."""
+        offset = self.form.offset
+        (count,) = offset.unpack_from(directory, value.at - offset.size)
+        length = count * value.unit
+        if length <= offset.size:
+            return directory[value.at : value.at + length]
+        (begin,) = offset.unpack_from(directory, value.at)
+        if begin < 8 or begin + length > size:
+            return None
+        return b"" if value.rule == "any" else bytes_at(begin, length)
+
+    def _first_strip(self, directory: bytes, bytes_at: BytesAt) -> int | None:
+        stored = struct.Struct(self.form.order + self.strips)
+        if stored.size <= self.form.offset.size:
+            offsets = stored.unpack_from(directory, self.strips_at)
+        else:
+            (at,) = self.form.offset.unpack_from(directory, self.strips_at)
+            data = bytes_at(at, stored.size)
+            if len(data) < stored.size:
+                return None
+            offsets = stored.unpack(data)
+        first = int(offsets[0])
+        if not first or any(offset - first != step for offset, step in zip(offsets, self.steps, strict=True)):
+            return None
+        return first
+
+
+def read_layout(descriptor: int, skip: int, stored: np.dtype[Any], rows: int) -> TiffLayout | None:
+    """How an open file with one directory is laid out; None where it is not simple enough.
+
+    Parameters
+    ----------
+    descriptor : int
+        The file; a library found that its pixels are one run of bytes, stored as they are.
+    skip, stored, rows
+        As for :class:`Layout`.
+    """
+    head = os.pread(descriptor, 16, 0)
+    big = head[2:4] in (b"+\0", b"\0+")
+    form = Format(head[: 8 if big else 4], "<" if head.startswith(b"II") else ">", big)
+    (begin,) = form.offset.unpack_from(head, len(form.magic))
+    (number,) = form.number.unpack(os.pread(descriptor, form.number.size, begin))
+    length = form.number.size + number * form.entry_size + form.offset.size
+    directory = os.pread(descriptor, length, begin)
+    mask = bytearray(b"\xff" * length)
+    values: list[Value] = []
+    strips: tuple[int, str, tuple[int, ...]] | None = None
+    for at in range(form.number.size, length - form.offset.size, form.entry_size):
+        code, kind, count = form.entry.unpack_from(directory, at)
+        value_at = at + form.entry.size
+        unit = TYPE_SIZES.get(kind, 0)
+        if not unit or code == SUB_DIRECTORIES:
+            return None
+        outside = count * unit > form.offset.size
+        begins = form.offset.unpack_from(directory, value_at)[0]
+        data = os.pread(descriptor, count * unit, begins) if outside else directory[value_at : value_at + count * unit]
+        if code in (STRIP_OFFSETS, TILE_OFFSETS):
+            codes = f"{count}{ {2: 'H', 4: 'I', 8: 'Q'}[unit] }"
+            offsets = struct.unpack(form.order + codes, data)
+            strips = value_at, codes, tuple(o - offsets[0] for o in offsets)
+            mask[value_at : value_at + form.offset.size] = bytes(form.offset.size)
+        elif outside or code in FREE:
+            rule = _rule(code, data)
+            values.append(Value(value_at, unit, rule, data if rule in ("equal", "imagej") else b""))
+            free_from = value_at if rule == "equal" else value_at - form.offset.size  # its count may differ, too
+            mask[free_from : value_at + form.offset.size] = bytes(value_at + form.offset.size - free_from)
+    if strips is None:
+        return None
+    bits = int.from_bytes(mask, "little")
+    masked = int.from_bytes(directory, "little") & bits
+    return TiffLayout(skip, stored, rows, form, length, bits, masked, tuple(values), *strips)
+
+
+def _rule(code: int, data: bytes) -> Literal["equal", "imagej", "ascii", "any"]:
+    if code == DATE_TIME:
+        return "ascii"
+    if code in FREE:
+        return "any"
+    return "imagej" if code == DESCRIPTION and data.startswith(b"ImageJ=") else "equal"
