@@ -12,7 +12,7 @@ from daskstack import discover, files, targets
 from daskstack.discover import Listing, Source
 from daskstack.errors import UsageError
 from daskstack.names import Labels
-from daskstack.plan import StorePlan, make_plan, most_items
+from daskstack.plan import StorePlan, at_least_one, make_plan, most_items
 from daskstack.readers import SUFFIXES, Join
 from daskstack.run import StoreReport, run
 from daskstack.stack import FileStack, open_files
@@ -48,7 +48,7 @@ class Stack(FileStack):
         *,
         threads: int | None = None,
         scheduler: str | None = None,
-        memory_limit: int | str | None = None,
+        memory_limit: float | str | None = None,
         overwrite: bool = False,
     ) -> StorePlan:
         """Decide how this stack becomes an array at ``out``; nothing is written.
@@ -82,15 +82,18 @@ class Stack(FileStack):
         >>> open_stack("frames").plan("train.npy").blocks
         3
         """
-        path = os.path.abspath(out)
+        path = files.absolute(os.fspath(out))
         target = targets.format_of(path)(self.shape, self.dtype)
+        scratch = self.scratch(self.bounds)
+        bounds = self.cut(most_items(memory_limit, self.header.item_nbytes, scratch))
         return make_plan(
             out=path,
             target=target,
-            bounds=self.cut(most_items(memory_limit, self.header.item_nbytes)),
+            bounds=bounds,
             content_id=self.content_id,
             labels=self.labels,
             files=len(self.files),
+            scratch=self.scratch(bounds),
             threads=threads,
             scheduler=scheduler,
             memory_limit=memory_limit,
@@ -207,8 +210,11 @@ def open_stack(
         suffixes = None if reader is not None else SUFFIXES
         if isinstance(sources, str | os.PathLike):
             sources = discover.find([sources], suffixes=suffixes)
+        elif isinstance(sources, (bytes, int)) or not hasattr(sources, "__iter__"):
+            raise UsageError(f"sources is {type(sources).__name__}", "give a path, or a list of paths")
         else:
-            sources = discover.find([], in_order=sources, suffixes=suffixes)
+            sources = discover.find([], in_order=list(sources), suffixes=suffixes)
+    at_least_one("files_per_block", files_per_block)
     return open_files(
         sources,
         cls=Stack,
@@ -270,6 +276,5 @@ def limited(opened: Stack, limit: int | None) -> Stack:
     """The first ``limit`` items of a stack, or all."""
     if limit is None:
         return opened
-    if limit < 1:
-        raise UsageError(f"limit={limit}", "give at least 1")
+    at_least_one("limit", limit)
     return opened[:limit]  # type: ignore[no-any-return]

@@ -47,17 +47,20 @@ def items_per_block(count: int, item_nbytes: int) -> int:
     return max(1, items)
 
 
-def cut(file_rows: NDArray[np.int64], items: int) -> NDArray[np.int64]:
+def cut(file_rows: NDArray[np.int64], items: int, most_items: int) -> NDArray[np.int64]:
     """Where blocks of about ``items`` items begin and end, given how many items each file holds.
 
-    A block takes whole files as long as they fit; a file of more than ``items`` is cut by itself.
+    A block takes whole files as long as they fit; a file of more items is a block by itself, and is cut
+    only where it holds more than ``most_items``: what reads a part of a file often parses all of it.
 
     Parameters
     ----------
     file_rows : array of int, shape (files,)
         Number of items in each file, in order; 1 each where a file is an item.
     items : int
-        Most items in one block.
+        Most items in a block of several files.
+    most_items : int
+        Most items in any block.
 
     Returns
     -------
@@ -66,19 +69,22 @@ def cut(file_rows: NDArray[np.int64], items: int) -> NDArray[np.int64]:
 
     Examples
     --------
-    >>> cut(np.array([1, 1, 1, 1, 1]), 2).tolist()
+    >>> cut(np.array([1, 1, 1, 1, 1]), 2, 100).tolist()
     [0, 2, 4, 5]
-    >>> cut(np.array([3, 2, 4, 9]), 5).tolist()
-    [0, 5, 9, 14, 18]
+    >>> cut(np.array([3, 2, 9, 25]), 5, 10).tolist()
+    [0, 5, 14, 24, 34, 39]
     """
     ends = np.cumsum(file_rows, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     bounds = [0]
     while bounds[-1] < total:
-        limit = bounds[-1] + items
-        last = int(np.searchsorted(ends, limit, side="right")) - 1  # the last file that ends within the limit
-        end = int(ends[last]) if last >= 0 else 0
-        bounds.append(end if end > bounds[-1] else limit)
+        begin = bounds[-1]
+        whole = int(np.searchsorted(ends, begin + items, side="right")) - 1  # the last file that ends within reach
+        if whole >= 0 and ends[whole] > begin:
+            bounds.append(int(ends[whole]))
+        else:
+            this_end = int(ends[np.searchsorted(ends, begin, side="right")])
+            bounds.append(min(this_end, begin + most_items))
     return np.array(bounds, dtype=np.int64)
 
 

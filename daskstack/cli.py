@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import daskstack
-from daskstack.errors import DaskstackError, UsageError
+from daskstack.errors import DaskstackError, StackWarning, UsageError
 
 if TYPE_CHECKING:
     from daskstack.api import Stack
@@ -257,8 +257,12 @@ def _opened(listing: Listing, options: dict[str, Any]) -> Stack:
 
 
 def _say(text: object, options: dict[str, Any]) -> None:
+    """Tell what was done; that nobody can hear it does not undo it."""
     if not options["quiet"]:
-        click.echo(str(text))
+        try:
+            click.echo(str(text))
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -268,6 +272,8 @@ def _reported(options: dict[str, Any]) -> Iterator[None]:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("daskstack").setLevel(level)
     warnings.showwarning = _show_warning
+    if options["quiet"]:
+        warnings.simplefilter("ignore", StackWarning)
     try:
         with _stopping():
             yield
@@ -277,7 +283,7 @@ def _reported(options: dict[str, Any]) -> Iterator[None]:
         _fail(f"error: {exc}", USAGE if isinstance(exc, UsageError) else ERROR)
     except _Stopped as exc:
         command = shlex.join(["daskstack", *sys.argv[1:]])
-        _fail(f"stopped ({exc}): nothing was published and nothing is left behind\nnext  {command}", STOPPED)
+        _fail(f"stopped ({exc})\nnext  {command}", STOPPED)
     except BrokenPipeError:  # the reader of our output went away, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ERROR)

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack.errors import SourceError, UsageError
+from daskstack.files import absolute, read_regular
 from daskstack.order import composed, natural_key
 from daskstack.text import count, listed, printable
 
@@ -32,6 +33,7 @@ UNFINISHED = ("~", ".tmp", ".part", ".partial", ".crdownload", ".swp")
 SLOW_STAT = 200e-6  # seconds a call: a local disk takes 2 microseconds, a parallel file system about a millisecond
 STAT_THREADS = 32
 MOST_REPORTED = 20
+MOST_RECORD_BYTES = 16 << 20
 NAMED = -1  # stands for the start of the part below the source folder until all files named one by one are known
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 _MAGIC = re.compile(r"[*?[]")
@@ -140,12 +142,6 @@ def _report(problems: Sequence[str]) -> SourceError:
     return SourceError(f"{count(len(problems))} sources cannot be used\n  " + "\n  ".join(shown), "check the names")
 
 
-def _absolute(path: str) -> str:
-    """The path from the root; ``..`` stays, since behind a link it does not mean the folder before it."""
-    path = os.path.join(os.getcwd(), path) if not os.path.isabs(path) else path
-    return path if ".." in path.split(os.sep) else os.path.normpath(path)
-
-
 def _in_natural_order(files: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Each path once, folder by folder, those of a folder before those of the folders in it."""
     starts = dict(reversed(files))
@@ -169,23 +165,36 @@ def _expand(source: str, suffixes: tuple[str, ...] | None, found: _Found) -> Non
     """Add to ``found`` what one source stands for."""
     if _URL.match(source):
         raise UsageError(f"{source!r} is a URL; daskstack reads files", "copy the files to a disk first")
-    path = _absolute(source)
+    if not source or "\0" in source:
+        raise UsageError(f"{source!r} is no name of a file", "name folders, files or quoted patterns")
+    path = absolute(source)
     before, left_before = len(found.files), len(found.left_out)
     if os.path.isdir(path):
         _scan(path, len(path.rstrip("/")) + 1, suffixes, found)
         what = f"no usable file in the folder {source!r}"
-    elif os.path.lexists(path):
+    elif (missing := _missing(path)) is None:
         found.files.append((path, NAMED))
     elif _MAGIC.search(source) or not source.isascii():
         fixed, parts = _split_pattern(path)
         _match(fixed, parts, len(fixed.rstrip("/")) + 1, suffixes, found)
         what = f"no usable file matches {source!r}"
     else:
-        found.problems.append(f"no such file or folder: {source!r}")
+        found.problems.append(f"{missing}: {source!r}")
         return
     if len(found.files) == before:
         out = found.left_out[left_before:]
         found.problems.append(what + (f" (left out: {listed(out)})" if out else ""))
+
+
+def _missing(path: str) -> str | None:
+    """Why there is nothing of that name; None where there is."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return "no such file or folder"
+    except OSError as exc:
+        return str(exc.strerror).lower()
+    return None
 
 
 def _split_pattern(path: str) -> tuple[str, list[str]]:
@@ -210,13 +219,11 @@ def _match(folder: str, parts: Sequence[str], start: int, suffixes: tuple[str, .
     """Add the files below ``folder`` that the parts of a pattern name; ``**`` is any number of folders."""
     part, *rest = parts
     if part == "**":
-        if rest:
-            _match(folder, rest, start, suffixes, found)
-        for entry in _entries(folder, found):
-            if _is_wanted_folder(entry, found):
-                _match(entry.path, parts, start, suffixes, found)
-            elif not rest and not _is_folder(entry):
-                _take(entry, start, suffixes, found)
+        if not rest:
+            _scan(folder, start, suffixes, found)
+            return
+        for below, _ in _folders(folder, found):
+            _match(below, rest, start, suffixes, found)
         return
     matches = _matcher(part)
     entries = _entries(folder, found)
@@ -224,35 +231,36 @@ def _match(folder: str, parts: Sequence[str], start: int, suffixes: tuple[str, .
     for entry in filter(lambda e: matches(e.name), entries):
         if _is_folder(entry):
             if _is_wanted_folder(entry, found, hidden=part.startswith(".")):
-                _match(entry.path, rest, start, suffixes, found) if rest else _scan(entry.path, start, suffixes, found)
-        elif entry.name in own:
-            found.left_out.append(entry.name)
+                if rest:
+                    _match(entry.path, rest, start, suffixes, found)
+                else:
+                    _scan(entry.path, start, suffixes, found)
         elif not rest:
-            _take(entry, start, suffixes, found, hidden=part.startswith("."))
+            _take(entry, start, suffixes, found, own, hidden=part.startswith("."))
 
 
-def _scan(
-    folder: str,
-    start: int,
-    suffixes: tuple[str, ...] | None,
-    found: _Found,
-    above: frozenset[tuple[int, int]] = frozenset(),
-) -> None:
+def _scan(folder: str, start: int, suffixes: tuple[str, ...] | None, found: _Found) -> None:
     """Add every usable file in the folder and in those below it."""
-    here = os.stat(folder)
-    if (here.st_dev, here.st_ino) in above:  # a link back to a folder above
-        found.left_out.append(os.path.basename(folder))
-        return
-    entries = _entries(folder, found)
-    own = _own_outputs(folder, entries)
-    for entry in entries:
-        if _is_folder(entry):
-            if _is_wanted_folder(entry, found):
-                _scan(entry.path, start, suffixes, found, above | {(here.st_dev, here.st_ino)})
-        elif entry.name in own:
-            found.left_out.append(entry.name)
-        else:
-            _take(entry, start, suffixes, found)
+    for below, entries in _folders(folder, found):
+        own = _own_outputs(below, entries)
+        for entry in entries:
+            if not _is_folder(entry):
+                _take(entry, start, suffixes, found, own)
+
+
+def _folders(folder: str, found: _Found) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
+    """The folder and all wanted ones below it, with what is in them; a link back to a folder above is not followed."""
+    todo: list[tuple[str, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
+    while todo:
+        path, above = todo.pop()
+        here = os.stat(path)
+        if (here.st_dev, here.st_ino) in above:
+            found.left_out.append(os.path.basename(path) + "/")
+            continue
+        entries = _entries(path, found)
+        yield path, entries
+        below = [entry.path for entry in entries if _is_wanted_folder(entry, found)]
+        todo += [(path, above | {(here.st_dev, here.st_ino)}) for path in below]
 
 
 def _entries(folder: str, found: _Found) -> list[os.DirEntry[str]]:
@@ -284,15 +292,24 @@ def _is_wanted_folder(entry: os.DirEntry[str], found: _Found, *, hidden: bool = 
 
 
 def _is_staging(folder: str) -> bool:
-    return any(os.path.isfile(os.path.join(folder, name, "manifest.json")) for name in os.listdir(folder))
+    try:
+        return any(os.path.isfile(os.path.join(folder, name, "manifest.json")) for name in os.listdir(folder))
+    except OSError:  # reported when it is scanned
+        return False
 
 
 def _take(
-    entry: os.DirEntry[str], start: int, suffixes: tuple[str, ...] | None, found: _Found, *, hidden: bool = False
+    entry: os.DirEntry[str],
+    start: int,
+    suffixes: tuple[str, ...] | None,
+    found: _Found,
+    own: frozenset[str],
+    *,
+    hidden: bool = False,
 ) -> None:
     """Add one scanned file, unless nobody means it."""
     name = entry.name.lower()
-    out = (name.startswith(".") and not hidden) or name in LITTER
+    out = (name.startswith(".") and not hidden) or name in LITTER or entry.name in own
     unusable = name.endswith(UNFINISHED) if suffixes is None else not name.endswith(suffixes)
     if out or unusable:
         found.left_out.append(entry.name)
@@ -301,15 +318,17 @@ def _take(
 
 
 def _own_outputs(folder: str, entries: Sequence[os.DirEntry[str]]) -> frozenset[str]:
-    """The names in a folder that daskstack made: arrays, and what their records say lies beside them."""
+    """The names in a folder that daskstack made: arrays as long as their records say, and what lies beside them."""
     own: set[str] = set()
     for record in (e.name for e in entries if e.name.endswith(".npy.json")):
+        array = record.removesuffix(".json")
         try:
-            with open(os.path.join(folder, record), encoding="utf-8") as f:
-                side_files = json.load(f)["daskstack"]["files"]
+            made = json.loads(read_regular(os.path.join(folder, record), MOST_RECORD_BYTES))["daskstack"]
+            if os.stat(os.path.join(folder, array)).st_size == made["bytes"]:
+                labels = {f"{array.removesuffix('.npy')}.{label}.npy" for label in made["labels"]}
+                own |= {array, record, f"{array}.index.csv", *labels}
         except (OSError, ValueError, LookupError, TypeError):
             continue  # somebody else's
-        own.update((record.removesuffix(".json"), record, *side_files))
     return frozenset(own)
 
 
@@ -337,4 +356,9 @@ def _stat(path: str) -> tuple[int, int] | str:
         return f"{printable(path)}: {exc.strerror}"
     if not stat.S_ISREG(found.st_mode):
         return f"not a regular file: {printable(path)}"
-    return found.st_size, found.st_mtime_ns
+    return found.st_size, clipped_mtime(found)
+
+
+def clipped_mtime(found: os.stat_result) -> int:
+    """A file's time in nanoseconds since 1970, which 64 bits hold for the years 1678 to 2262 only."""
+    return max(-(2**63), min(2**63 - 1, found.st_mtime_ns))

@@ -8,7 +8,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
+import stat
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,6 +66,45 @@ def writing(path: str, need: int = 0) -> Iterator[None]:
         raise OutputError(
             f"cannot write {shown(path)}: {exc.strerror or exc}", "choose a place that can be written"
         ) from exc
+
+
+def absolute(path: str) -> str:
+    """The path from the root, tidied; ``..`` stays, since behind a link it does not mean the folder before it."""
+    parts = os.path.join(os.getcwd(), path).split("/")
+    return "/" + "/".join(part for part in parts if part not in ("", "."))
+
+
+def read_regular(path: str, most: int) -> bytes:
+    """A small regular file's bytes; a pipe would hang, and a link may lead anywhere.
+
+    Raises
+    ------
+    OSError
+        It is not there, no regular file, or larger than ``most`` bytes.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            raise OSError(errno.EINVAL, "no regular file of a sensible size", path)
+        return file.read()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put SIGINT and SIGTERM off until the block is left, so that it is done wholly or not at all."""
+    if threading.current_thread() is not threading.main_thread():  # others are not interrupted
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def free_space(path: str) -> int:
@@ -120,6 +162,21 @@ def write_at(descriptor: int, data: memoryview[Any], offset: int) -> None:
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written
+
+
+def read_at(descriptor: int, out: memoryview[Any], offset: int) -> None:
+    """Fill ``out`` with the bytes at ``offset``, however many system calls that takes.
+
+    Raises
+    ------
+    ValueError
+        The file ends before.
+    """
+    while out:
+        done = os.preadv(descriptor, [out], offset)
+        if not done:
+            raise ValueError(f"the file ends {len(out)} bytes too early")
+        out, offset = out[done:], offset + done
 
 
 def reserve(descriptor: int, size: int) -> None:

@@ -27,6 +27,13 @@ LabelArrays: TypeAlias = dict[str, NDArray[Any]]
 
 TAKEN = frozenset({"item", "file", "page", "size", "mtime", "checksum", "data", "index"})
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+KINDS: dict[str, tuple[type, ...]] = {
+    "text": (str,),
+    "bool": (bool, np.bool_),
+    "whole": (int, np.integer),
+    "decimal": (float, np.floating),
+}
+MOST_DIGITS = 30  # int() of thousands of them is refused by Python itself
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -123,7 +130,7 @@ def _from_groups(texts: Sequence[str], pattern: str) -> dict[str, list[Any]]:
 
 def _column(texts: Sequence[str], name: str, rule: str | Callable[[str], Any]) -> list[Any]:
     if not isinstance(rule, str):
-        return [rule(text) for text in texts]
+        return [_called(rule, text) for text in texts]
     expression = _compiled(rule, f"label {name}")
     if expression.groups > 1:
         raise UsageError(
@@ -134,6 +141,15 @@ def _column(texts: Sequence[str], name: str, rule: str | Callable[[str], Any]) -
         return [m is not None for m in matches]
     _refuse_unmatched(texts, [m is None for m in matches], rule)
     return [m[1] or "" for m in matches if m]
+
+
+def _called(function: Callable[[str], Any], text: str) -> Any:
+    try:
+        return function(text)
+    except Exception as exc:
+        raise LabelError(
+            f"labels: the function failed for {printable(text)}: {type(exc).__name__}: {exc}", "mend the function"
+        ) from exc
 
 
 def _refuse_unmatched(texts: Sequence[str], missing: Sequence[bool], pattern: str) -> None:
@@ -147,7 +163,7 @@ def _refuse_unmatched(texts: Sequence[str], missing: Sequence[bool], pattern: st
 
 
 def _from_function(texts: Sequence[str], function: Callable[[str], Mapping[str, Any]]) -> dict[str, list[Any]]:
-    rows = [function(text) for text in texts]
+    rows = [_called(function, text) for text in texts]
     columns: dict[str, list[Any]] = {name: [] for name in rows[0]}
     for text, row in zip(texts, rows, strict=True):
         if row.keys() != columns.keys():
@@ -189,6 +205,8 @@ def _from_csv(texts: Sequence[str], path: str) -> dict[str, list[Any]]:
 
 
 def _checked_name(name: str) -> str:
+    if not isinstance(name, str):
+        raise UsageError(f"label {name!r} is no text", "name labels by words")
     if name in TAKEN:
         raise UsageError(f"label {name!r} would hide the column of that name", "choose another name")
     if not name or name != name.strip() or name.startswith(".") or "/" in name or not name.isprintable():
@@ -198,24 +216,35 @@ def _checked_name(name: str) -> str:
 
 def _as_array(name: str, values: Sequence[Any]) -> NDArray[Any]:
     """Numbers where all are numbers, bool where all are bool, else text."""
-    if all(isinstance(v, str) for v in values):
-        return _text_array(values)
-    array = np.array(values)
-    if array.ndim != 1 or array.dtype.kind not in "biufUM":
-        raise LabelError(
-            f"label {name} has values of several kinds, or none that an array can hold: {values[0]!r}",
-            "give one text, number or bool a file",
-        )
-    return array
+    kinds = {_kind(value) for value in values}
+    if kinds == {"text"}:
+        return _text_array([str(v) for v in values])
+    if kinds in ({"bool"}, {"whole"}, {"decimal"}, {"whole", "decimal"}):
+        array = np.array([v.item() if isinstance(v, np.generic) else v for v in values])
+        if array.dtype.kind in "bif":
+            return array
+    raise LabelError(
+        f"label {name} has values of several kinds, or of none that an array can hold: "
+        f"{listed(list(dict.fromkeys(map(repr, values))))}",
+        "give each file one text, or one number, or True or False",
+    )
+
+
+def _kind(value: Any) -> str:
+    for kind, classes in KINDS.items():
+        if isinstance(value, classes):
+            return kind
+    return "other"
 
 
 def _text_array(values: Sequence[str]) -> NDArray[Any]:
     if all(map(_INTEGER.fullmatch, values)):
-        numbers = [int(v) for v in values]
-        if all(-(2**63) <= n < 2**63 for n in numbers):
-            return np.array(numbers, dtype=np.int64)
+        if all(len(v) <= MOST_DIGITS and -(2**63) <= int(v) < 2**63 for v in values):
+            return np.array([int(v) for v in values], dtype=np.int64)
     elif all(map(_DECIMAL.fullmatch, values)):
-        return np.array([float(v) for v in values])
+        numbers = np.array([float(v) for v in values])
+        if np.isfinite(numbers).all():
+            return numbers
     return np.array(values)
 
 

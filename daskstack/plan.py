@@ -22,7 +22,6 @@ from daskstack.text import count, duration, nbytes, plural, table
 
 SCHEDULERS = ("threads", "synchronous")
 PLAN_FORMAT = 1  # part of the plan id: to be raised whenever the same decisions give other bytes
-SCRATCH_ITEMS = 2  # what a library needs beside the block to decode one item: its stored bytes, its pixels
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,10 @@ def make_plan(
     content_id: str,
     labels: Mapping[str, NDArray[Any]],
     files: int,
+    scratch: int,
     threads: int | None,
     scheduler: str | None,
-    memory_limit: int | str | None,
+    memory_limit: float | str | None,
     overwrite: bool,
     free: int,
     about: Sequence[tuple[str, str]] = (),
@@ -129,11 +129,9 @@ def make_plan(
     """
     if scheduler not in (None, *SCHEDULERS):
         raise UsageError(f"scheduler={scheduler!r}", f"choose from: {', '.join(SCHEDULERS)}")
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads={threads}", "give at least 1")
+    at_least_one("threads", threads)
     workers = 1 if scheduler == "synchronous" else min(threads or usable_cores(), len(bounds) - 1)
-    item = target.nbytes // max(1, target.shape[0])
-    a_block = (int(np.diff(bounds).max()) + SCRATCH_ITEMS) * item
+    a_block = int(np.diff(bounds).max()) * (target.nbytes // target.shape[0]) + scratch
     if memory_limit is not None:
         limit = parse_nbytes(memory_limit)
         if a_block > limit:
@@ -159,11 +157,15 @@ def make_plan(
     )
 
 
-def most_items(memory_limit: int | str | None, item_nbytes: int) -> int | None:
-    """How many items a block may have so that one block and its scratch fit into the limit."""
+def most_items(memory_limit: float | str | None, item_nbytes: int, scratch: int) -> int | None:
+    """How many items a block may have so that one block and its scratch fit into the limit.
+
+    The scratch for reading parts of files shrinks with the block: at least a third is the block's own.
+    """
     if memory_limit is None:
         return None
-    return max(1, parse_nbytes(memory_limit) // max(1, item_nbytes) - SCRATCH_ITEMS)
+    limit = parse_nbytes(memory_limit)
+    return max(1, max(limit - scratch, limit // 3) // max(1, item_nbytes))
 
 
 def usable_cores() -> int:
@@ -176,7 +178,13 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def parse_nbytes(size: int | str) -> int:
+def at_least_one(option: str, value: object) -> None:
+    """Refuse an option that is given and no whole number from 1 on."""
+    if value is not None and not (isinstance(value, int | np.integer) and value >= 1):
+        raise UsageError(f"{option}={value!r}", "give a whole number, at least 1")
+
+
+def parse_nbytes(size: float | str) -> int:
     """A number of bytes from a number or a text such as "2 GB" or "512 MiB".
 
     Examples
@@ -184,7 +192,7 @@ def parse_nbytes(size: int | str) -> int:
     >>> parse_nbytes("2 GB"), parse_nbytes("512MiB"), parse_nbytes(1000)
     (2000000000, 536870912, 1000)
     """
-    if isinstance(size, int):
+    if not isinstance(size, str):
         number, unit = float(size), ""
     else:
         text = size.strip().lower()
@@ -196,7 +204,7 @@ def parse_nbytes(size: int | str) -> int:
             number = 0
     factor = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
     factor |= {f"{u}i": 1024**k for k, u in enumerate("kmgt", 1)}
-    if unit not in factor or number <= 0:
+    if unit not in factor or not 0 < number < 2**62:
         raise UsageError(f"{size!r} is no number of bytes", 'write it as in "2 GB" or "512 MiB"')
     return int(number * factor[unit])
 

@@ -30,7 +30,7 @@ class Progress:
         self.done = self.nbytes = self.bad = 0
         self.begin = self.told = time.monotonic()
         self.bar: Any = None
-        self.wanted = wanted is not False
+        self.wanted = wanted is not False and sys.stderr is not None and not sys.stderr.closed
         if self.wanted and (sys.stderr.isatty() or _in_notebook()):
             from tqdm.auto import tqdm
 
@@ -76,8 +76,11 @@ class Progress:
 
     def _line(self) -> None:
         self.told = time.monotonic()
-        sys.stderr.write(f"{100 * self.done // max(1, self.total):3d}%  {self.text()}\n")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(f"{100 * self.done // max(1, self.total):3d}%  {self.text()}\n")
+            sys.stderr.flush()
+        except OSError:  # who reads it has gone, or its disk is full: no reason to stop
+            self.wanted = False
 
 
 def _in_notebook() -> bool:

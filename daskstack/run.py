@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +18,9 @@ import numpy as np
 
 import daskstack
 from daskstack import staging
-from daskstack.errors import BadFileError, BadFilesError, NoSpaceError, OutputError, OutputExistsError
+from daskstack.blocks import as_bytes
+from daskstack.errors import BadFileError, BadFilesError, DaskstackError, NoSpaceError, OutputError, OutputExistsError
+from daskstack.files import uninterrupted
 from daskstack.plan import StorePlan
 from daskstack.progress import Progress
 from daskstack.stack import BlockRead, FileStack
@@ -91,7 +94,8 @@ def store_block(k: int, read: BlockRead, target: Target, folder: str, start: int
         if bad:
             return BlockResult(k, bad=tuple(bad))
         target.write(folder, start, array)
-        return BlockResult(k, tuple(crc32c(item) for item in array))
+        items = as_bytes(array).reshape(len(array), -1)
+        return BlockResult(k, tuple(crc32c(item) for item in items))
     except Exception as exc:  # noqa: BLE001  # raised again where the results are gathered
         return BlockResult(k, error=exc)
 
@@ -110,20 +114,30 @@ def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None) -> S
     finished = check_output(plan, stack)
     if finished is not None:
         return finished
-    old = plan.target.own_names(plan.out)
+    log.info("%s", plan)
     for bad in stack.condemned():
         log.warning("bad   %s", bad)
-    folder = staging.prepare(plan.out, plan.plan_id, _manifest(plan, stack), plan.target)
+    held: staging.Staging | None = None
+    published = False
     try:
-        results = _run_blocks(plan, stack, folder, progress=progress)
+        with uninterrupted():
+            held = staging.prepare(plan.out, plan.plan_id, _record(plan, stack), plan.target)
+        results = _run_blocks(plan, stack, held.folder, progress=progress)
         _raise_failures(plan, stack, results)
-        index = _index(plan, stack, results)
-        moves = plan.target.finish(folder, plan.out, index)
-        staging.publish(folder, moves, old_names=old)
+        moves = plan.target.finish(held.folder, plan.out, _index(plan, stack, results))
+        staging.publish(held, moves, own_names=lambda: _replaceable(plan))
+        published = True
+    except OutputExistsError:
+        with suppress(DaskstackError):  # another run of this very build may have been faster
+            finished = check_output(plan, stack)
+        if finished is None:
+            raise
+        return finished
     finally:
-        staging.remove(folder)
-    seconds = time.monotonic() - begin
-    return StoreReport(plan.out, plan.final_names[:-1], plan.target.shape, plan.target.dtype, len(stack.files), seconds)
+        if held is not None:
+            staging.remove(held, published=published)
+    report = (plan.out, plan.final_names[:-1], plan.target.shape, plan.target.dtype)
+    return StoreReport(*report, files=len(stack.files), seconds=time.monotonic() - begin)
 
 
 def check_output(plan: StorePlan, stack: FileStack) -> StoreReport | None:
@@ -144,30 +158,67 @@ def check_output(plan: StorePlan, stack: FileStack) -> StoreReport | None:
     parent = os.path.dirname(plan.out)
     if not os.path.isdir(parent):
         raise OutputError(f"there is no folder {shown(parent)}", f"make it: mkdir -p {shown(parent)}")
-    _refuse_inputs(plan, stack)
+    _refuse_long_names(plan, parent)
     own = plan.target.own_names(plan.out)
+    _refuse_inputs(plan, stack, own)
     if plan.out in own:
         changed = _changed_since(plan, stack)
-        if changed == []:
+        missing = [name for name in plan.final_names if name not in own]
+        if changed == [] and not missing:
             report = (plan.out, plan.final_names[:-1], plan.target.shape, plan.target.dtype)
             return StoreReport(*report, files=0, seconds=0.0)
         if not plan.overwrite:
-            raise OutputExistsError(*_why_not_again(plan, changed))
-    for name in plan.final_names:
-        if os.path.lexists(name) and name not in own:
-            whose = f"{shown(name)} exists and was not made by daskstack"
-            raise OutputExistsError(f"{whose}; it was not touched", "choose another OUT")
-    if plan.free < plan.need:
+            raise OutputExistsError(*_why_not_again(plan, changed, missing))
+    _refuse_taken(plan, own)
+    need = plan.need - staging.size_of(plan.out, plan.plan_id)  # a run that was killed took its room already
+    if plan.free < need:
         raise NoSpaceError(
-            f"{shown(plan.out)} needs {nbytes(plan.need)}; {nbytes(plan.free)} are free on its disk (or in its quota)",
+            f"{shown(plan.out)} needs {nbytes(need)}; {nbytes(plan.free)} are free on its disk (or in its quota)",
             "make room, or choose another disk",
         )
     return None
 
 
-def _refuse_inputs(plan: StorePlan, stack: FileStack) -> None:
-    """An output that is an input, by whatever name or link, would be destroyed before it is read."""
+def _refuse_long_names(plan: StorePlan, parent: str) -> None:
+    longest = os.pathconf(parent, "PC_NAME_MAX")
+    for name in map(os.path.basename, (*plan.final_names, staging.staging_root(plan.out))):
+        if len(os.fsencode(name)) > longest:
+            raise OutputError(
+                f"the name {printable(name)} is longer than the {longest} bytes that its folder takes",
+                "choose a shorter OUT or label",
+            )
+
+
+def _refuse_taken(plan: StorePlan, own: tuple[str, ...]) -> None:
+    """What holds a final name must be daskstack's own, and meant to go."""
+    may_go = _replaceable(plan)
     for name in plan.final_names:
+        if not os.path.lexists(name) or name in may_go:
+            continue
+        if name in own:
+            raise OutputExistsError(
+                f"{shown(name)} exists, of an output that is gone; it was not touched",
+                "move it away, or --overwrite it",
+            )
+        whose = f"{shown(name)} exists and was not made by daskstack"
+        raise OutputExistsError(f"{whose}; it was not touched", "choose another OUT")
+
+
+def _replaceable(plan: StorePlan) -> tuple[str, ...]:
+    """What may be replaced now: with --overwrite an output of daskstack's own, and what a publication of this very
+    plan that was killed left beside the place of its array.
+    """
+    own = plan.target.own_names(plan.out)
+    if plan.overwrite:
+        return own
+    record = plan.target.read_record(plan.out)
+    same = record is not None and record["plan_id"] == plan.plan_id
+    return own if same and not os.path.lexists(plan.out) else ()
+
+
+def _refuse_inputs(plan: StorePlan, stack: FileStack, own: tuple[str, ...]) -> None:
+    """An output that is an input, by whatever name or link, would be destroyed before it is read."""
+    for name in {*plan.final_names, *own}:
         try:
             found = os.stat(name)
         except OSError:
@@ -191,8 +242,10 @@ def _changed_since(plan: StorePlan, stack: FileStack) -> list[str] | None:
     return [stack.files[k] for k in np.unique(stack.file_of[~same])]
 
 
-def _why_not_again(plan: StorePlan, changed: list[str] | None) -> tuple[str, str]:
-    if changed is None:
+def _why_not_again(plan: StorePlan, changed: list[str] | None, missing: list[str]) -> tuple[str, str]:
+    if changed == []:
+        what = f"its {shown(missing[0])} is missing or was changed"
+    elif changed is None:
         what = "was made from other files or with other options"
     else:
         what = f"was made before {plural(len(changed), 'file')} changed: {listed([shown(p) for p in changed])}"
@@ -251,11 +304,6 @@ def _raise_failures(plan: StorePlan, stack: FileStack, results: list[BlockResult
     )
 
 
-def _manifest(plan: StorePlan, stack: FileStack) -> dict[str, Any]:
-    """What is written before the first block: what the staging folder is for."""
-    return {"daskstack": daskstack.__version__, "plan_id": plan.plan_id, **_record(plan, stack)}
-
-
 def _record(plan: StorePlan, stack: FileStack) -> dict[str, Any]:
     """How the output is made, for the JSON beside it."""
     return {
@@ -266,6 +314,7 @@ def _record(plan: StorePlan, stack: FileStack) -> dict[str, Any]:
         **plan.target.options,
         "shape": list(plan.target.shape),
         "dtype": np.lib.format.dtype_to_descr(plan.target.dtype),
+        "bytes": plan.target.size,
         "dims": list(stack.dims),
         "labels": list(plan.labels),
         "sources": list(stack.listing.sources),
@@ -291,11 +340,14 @@ def _index(plan: StorePlan, stack: FileStack, results: list[BlockResult]) -> Ind
 
 
 def describe_output(out: str) -> str | None:
-    """How a finished output was made, as a table; None where daskstack did not make it."""
-    record = format_of(out).read_record(out) if out.endswith(SUFFIXES) else None
-    if record is None:
+    """How a finished output was made, as a table; None where daskstack did not make it, or it was changed since."""
+    if not out.endswith(SUFFIXES):
         return None
-    dtype = np.dtype(record["dtype"]) if isinstance(record["dtype"], str) else "structured"
+    target = format_of(out)((), np.dtype("uint8"))
+    record = target.read_record(out)
+    if record is None or not target.is_own(out):
+        return None
+    dtype = np.dtype(record["dtype"]) if isinstance(record["dtype"], str) else "records"
     sizes = [f"{dim} {count(n)}" for dim, n in zip(record["dims"], record["shape"], strict=True)]
     rows = [
         ("array", f"({', '.join(sizes)}) {dtype} in {shown(out)}"),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import marshal
 import os
+import pickle
+import uuid
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack import blocks
-from daskstack.discover import Listing
+from daskstack.discover import Listing, clipped_mtime
 from daskstack.errors import BadFileError, BadFilesError, UsageError
 from daskstack.names import LabelArrays, Labels, read_labels, sort_order
-from daskstack.readers import Header, Join, Layout, Reader, check, choose
+from daskstack.readers import FunctionReader, Header, Join, Layout, Reader, check, choose
 from daskstack.text import count, listed, nbytes, plural, printable, shape_text, shown, table
 
 if TYPE_CHECKING:
@@ -48,6 +52,8 @@ class BlockRead:
         What each item must be.
     items : int
         How many items the block holds.
+    stamps : bytes
+        Size and mtime of each file when it was listed, compressed.
     layout : Layout, optional
         How the file that gave ``due`` is laid out.
     """
@@ -57,6 +63,7 @@ class BlockRead:
     pieces: NDArray[np.int64] | None
     due: Header
     items: int
+    stamps: bytes
     layout: Layout | None = None
 
     @property
@@ -68,7 +75,32 @@ class BlockRead:
         """The block, and the files whose part of it is undefined."""
         out = np.empty((self.items, *self.due.shape), self.due.dtype)
         pieces = None if self.pieces is None else [(int(r), int(a), int(b)) for r, a, b in self.pieces]
-        return out, self.reader.read_into(self.paths, out, self.due, pieces, self.layout)
+        paths = self.paths
+        bad = self.reader.read_into(paths, out, self.due, pieces, self.layout)
+        known = {b.path for b in bad}
+        for path, stamp in zip(paths, _unpacked(self.stamps), strict=True):
+            if path not in known and _stamp(path) != stamp:
+                bad.append(BadFileError(path, "changed since it was listed"))
+        return out, bad
+
+
+def _packed(sizes: NDArray[np.int64], mtimes: NDArray[np.int64]) -> bytes:
+    """Sizes and times as the bytes of their differences, which compress well."""
+    return zlib.compress(np.diff([sizes, mtimes], prepend=0, axis=1).astype("<i8").tobytes(), 1)
+
+
+def _unpacked(stamps: bytes) -> list[tuple[int, int]]:
+    differences = np.frombuffer(zlib.decompress(stamps), "<i8").reshape(2, -1)
+    sizes, mtimes = np.cumsum(differences, axis=1).tolist()
+    return list(zip(sizes, mtimes, strict=True))
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return -1, -1
+    return found.st_size, clipped_mtime(found)
 
 
 def load_block(block: BlockRead) -> NDArray[Any]:
@@ -99,6 +131,8 @@ class FileStack:
         Shape and dtype of one item.
     header_from : str
         The file that gave the header.
+    header_size : int
+        Its length in bytes.
     file_rows : array of int64, shape (files,)
         How many items each file holds.
     file_of, row_of : array of int64, shape (items,)
@@ -115,6 +149,7 @@ class FileStack:
     reader: Reader
     header: Header
     header_from: str
+    header_size: int
     file_rows: NDArray[np.int64]
     file_of: NDArray[np.int64]
     row_of: NDArray[np.int64]
@@ -207,8 +242,19 @@ class FileStack:
         if self.files_per_block:
             ends = np.append(runs[self.files_per_block :: self.files_per_block], len(self))
             return np.insert(ends, 0, 0).astype(np.int64)
-        items = blocks.items_per_block(len(self), self.header.item_nbytes)
-        return blocks.cut(rows, items if most_items is None else min(items, most_items))
+        limit = max(1, most_items or len(self))
+        items = min(limit, blocks.items_per_block(len(self), self.header.item_nbytes))
+        if self.layout is not None:  # a part of a file costs no more than its bytes
+            return blocks.cut(rows, items, items)
+        whole_files = max(items, blocks.BLOCK_NBYTES // max(1, self.header.item_nbytes))
+        return blocks.cut(rows, items, min(limit, whole_files))
+
+    def scratch(self, bounds: NDArray[np.int64] | None = None) -> int:
+        """Bytes that reading a file may take beside its place in the block: it as stored, and as decoded."""
+        rows = int(self.file_rows.max())
+        if bounds is not None and not isinstance(self.reader, FunctionReader):
+            rows = min(rows, int(np.diff(bounds).max()))  # a function gives the whole file always
+        return 2 * rows * self.header.item_nbytes
 
     def block(self, start: int, stop: int) -> BlockRead:
         """What reads the items from ``start`` to ``stop``."""
@@ -222,14 +268,16 @@ class FileStack:
         else:
             used = file_of
         packed = zlib.compress(b"\0".join(os.fsencode(self.listing.paths[k]) for k in used), 1)
-        return BlockRead(self.reader, packed, pieces, replace(self.header, rows=1), stop - start, self.layout)
+        stamps = _packed(self.listing.sizes[used], self.listing.mtimes[used])
+        due = replace(self.header, rows=1)
+        return BlockRead(self.reader, packed, pieces, due, stop - start, stamps, self.layout)
 
     def condemned(self) -> list[BadFileError]:
         """The files that their size alone shows to be bad; where it makes one suspect, its header is read."""
         sizes = self.listing.sizes
         suspects = sizes == 0
         if self.reader.alike_in_size:
-            suspects |= sizes != sizes[self.listing.paths.index(self.header_from)]
+            suspects |= sizes != self.header_size
         paths = [self.listing.paths[k] for k in np.flatnonzero(suspects)]
         rows = self.file_rows[suspects]
         return [e for e in _in_threads(self._header_error, paths, rows.tolist()) if e is not None]
@@ -248,7 +296,8 @@ class FileStack:
         h.update(b"\0".join(map(os.fsencode, self.listing.paths)))
         for part in (self.file_of, self.row_of, self.file_rows):
             h.update(b"\0" + part.tobytes())
-        h.update(repr((self.header.shape, np.lib.format.dtype_to_descr(self.dtype), _identity(self.reader))).encode())
+        h.update(repr((self.header.shape, np.lib.format.dtype_to_descr(self.dtype))).encode())
+        h.update(_identity(self.reader))
         return h.hexdigest()
 
     @cached_property
@@ -274,7 +323,7 @@ class FileStack:
         edges = self.bounds.tolist()
         reads = [
             da.from_delayed(
-                delayed(load_block, pure=True)(self.block(start, stop), dask_key_name=f"read-{name}-{k}"),
+                delayed(functools.partial(load_block, self.block(start, stop)))(dask_key_name=f"read-{name}-{k}"),
                 shape=(stop - start, *self.header.shape),
                 dtype=self.dtype,
                 name=f"{name}-{k}",
@@ -327,8 +376,6 @@ def open_files(
     UsageError
         The files are of several formats, or an option makes no sense.
     """
-    if files_per_block is not None and files_per_block < 1:
-        raise UsageError(f"files_per_block={files_per_block}", "give at least 1")
     reads = _one_reader(listing, join, reader)
     arrays = read_labels(listing.below, labels)
     if sort_by is not None:
@@ -355,6 +402,7 @@ def open_files(
         reader=reads,
         header=header,
         header_from=header_from,
+        header_size=int(listing.sizes[listing.paths.index(header_from)]),
         file_rows=file_rows,
         file_of=file_of,
         row_of=np.arange(len(file_of)) - firsts[file_of],
@@ -440,19 +488,31 @@ def _in_one_layer(reads: Sequence[dask.array.Array], name: str) -> dask.array.Ar
     return array
 
 
-def _identity(reader: Reader) -> str:
-    """What tells one reader from another, from run to run."""
-    function = getattr(reader, "function", None)
-    if function is None:
-        return repr(reader)
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    return f"{reader.join} {kind.__module__}.{kind.__qualname__}"
+def _identity(reader: Reader) -> bytes:
+    """What tells one reader from another, from run to run.
+
+    A user's function is told by how it is pickled (its name, or an object's state) and by its code; one
+    that cannot be pickled (a lambda) is like no other, not even like itself in another run.
+    """
+    if not isinstance(reader, FunctionReader):
+        return repr(reader).encode()
+    function: Any = reader.function
+    try:
+        state = pickle.dumps(reader)
+    except Exception:  # noqa: BLE001  # pickle raises many kinds
+        return uuid.uuid4().bytes
+    while isinstance(function, functools.partial):
+        function = function.func
+    called = function if hasattr(function, "__code__") else type(function).__call__
+    code = getattr(called, "__code__", None)  # none where it is written in C
+    return state + (marshal.dumps(code) if code else b"")
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first two names, and how many more."""
-    more = f" and {count(len(names) - 2)} more" if len(names) > 2 else ""
-    return ", ".join(map(printable, names[:2])) + more
+    """A few names; how many they are and the first two, where they are many."""
+    if len(names) <= 2:
+        return ", ".join(map(printable, names))
+    return f"{count(len(names))} ({', '.join(map(printable, names[:2]))} ...)"
 
 
 def _span(values: NDArray[Any]) -> str:

@@ -1,20 +1,25 @@
 """The staging folder: where an output grows until it is whole, and how it gets its final name.
 
-``<OUT>.part/<plan id>/`` holds the manifest and the growing target.  It is prepared under a random
-name and renamed into place, so that it is never there without its manifest; whoever loses that race
-adopts the winner's.  Everything in it is written by tasks that put the same bytes in the same place
-however often they run.
+``<OUT>.part/<plan id>/`` holds the manifest, the growing target and a lock that the run holds.  It is
+prepared under a random name and renamed into place, so that it is never there without its manifest;
+whoever loses that race meets the winner's lock.  Everything in it is written by tasks that put the same
+bytes in the same place however often they run.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
+import socket
 import stat
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from daskstack import files
@@ -23,7 +28,29 @@ from daskstack.targets import Target
 from daskstack.text import shown
 
 MANIFEST = "manifest.json"
+LOCK = "lock"
 REPLACED = "replaced"
+MOST_MANIFEST_BYTES = 1 << 20
+TRIES = 10
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A staging folder that this process holds.
+
+    Attributes
+    ----------
+    folder : str
+        Where the target grows.
+    lock : int
+        The descriptor whose lock says that the run is alive.
+    root_is_own : bool
+        Whether daskstack made the folder around it.
+    """
+
+    folder: str
+    lock: int
+    root_is_own: bool
 
 
 def staging_root(out: str) -> str:
@@ -31,42 +58,37 @@ def staging_root(out: str) -> str:
     return f"{out}.part"
 
 
-def prepare(out: str, plan_id: str, manifest: Mapping[str, Any], target: Target) -> str:
-    """Make the staging folder of a plan, or adopt the one that is there.
-
-    Returns
-    -------
-    str
-        The folder; it holds the manifest and the target at its full size.
+def prepare(out: str, plan_id: str, manifest: Mapping[str, Any], target: Target) -> Staging:
+    """Make the staging folder of a plan, or take over the one that a killed run left.
 
     Raises
     ------
-    NoSpaceError, OutputError
-        It cannot be made; nothing is left behind.
+    OutputError
+        A live run holds it (its host, pid and start are named), something else is in its place, or
+        it cannot be made.
+    NoSpaceError
+        There is no room; nothing is left behind.
     """
     root = staging_root(out)
     folder = os.path.join(root, plan_id)
     with files.writing(root, target.nbytes):
-        _make_root(root)
-        private = os.path.join(root, f".{uuid.uuid4().hex}")
-        os.mkdir(private)
+        made_root = _make_root(root)
+        _sweep(root)
         try:
-            target.create(private)
-            files.write_new(os.path.join(private, MANIFEST), json.dumps(manifest).encode())
-            files.sync_folder(private)
-            files.move_new(private, folder)
-            files.sync_folder(root)
-        except FileExistsError:
-            shutil.rmtree(private)
-            _adopt(folder, plan_id)
+            for _ in range(TRIES):
+                with suppress(FileExistsError):  # another run was faster
+                    return _make(root, folder, plan_id, manifest, target, root_is_own=made_root)
+                with suppress(FileNotFoundError):  # and is done by now
+                    return _take_over(folder, plan_id, target)
         except BaseException:
-            shutil.rmtree(private, ignore_errors=True)
-            _remove_if_empty(root)
+            if made_root:
+                _remove_if_empty(root)
             raise
-    return folder
+    raise OutputError(f"{shown(folder)} comes and goes: other runs of this build are at work", "wait for them")
 
 
-def _make_root(root: str) -> None:
+def _make_root(root: str) -> bool:
+    """Whether the folder was made; it may be there already, but as nothing else than a folder."""
     try:
         os.mkdir(root)
     except FileExistsError:
@@ -74,32 +96,116 @@ def _make_root(root: str) -> None:
             raise OutputError(
                 f"{shown(root)} is in the way: it is no folder", "move it away, or choose another OUT"
             ) from None
+        return False
+    return True
 
 
-def _adopt(folder: str, plan_id: str) -> None:
-    """Refuse a folder under the plan's name that daskstack did not make."""
+def _make(
+    root: str, folder: str, plan_id: str, manifest: Mapping[str, Any], target: Target, *, root_is_own: bool
+) -> Staging:
+    if os.path.lexists(folder):
+        raise _taken(folder)
+    private = os.path.join(root, f".{uuid.uuid4().hex}")
+    os.mkdir(private)
+    lock = -1
     try:
-        with open(os.path.join(folder, MANIFEST), encoding="utf-8") as f:
-            found = json.load(f)["plan_id"]
-    except (OSError, ValueError, LookupError, TypeError):
-        found = None
-    if found != plan_id or os.path.islink(folder):
+        lock = _locked(private, os.O_CREAT | os.O_EXCL)
+        target.create(private)
+        files.write_new(os.path.join(private, MANIFEST), json.dumps({**manifest, "plan_id": plan_id}).encode())
+        files.sync_folder(private)
+        files.move_new(private, folder)
+        files.sync_folder(root)
+    except BaseException:
+        shutil.rmtree(private, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+        raise
+    return Staging(folder, lock, root_is_own=root_is_own)
+
+
+def _locked(folder: str, flags: int) -> int:
+    """A descriptor that holds the folder's lock and says who does; freed when the process ends, however it does."""
+    descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        who = f"{socket.gethostname()}, pid {os.getpid()}, since {datetime.now(UTC).isoformat(timespec='seconds')}"
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, who.encode(), 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _take_over(folder: str, plan_id: str, target: Target) -> Staging:
+    """The folder of a run that was killed, as it was when it had just been made."""
+    if _manifest_id(folder) != plan_id:
         raise OutputError(f"{shown(folder)} is no staging folder of this build", "move it away")
+    try:
+        lock = _locked(folder, 0)
+    except BlockingIOError:
+        who = files.read_regular(os.path.join(folder, LOCK), MOST_MANIFEST_BYTES).decode()
+        message = f"{shown(folder)} is held by another run of this build ({who})"
+        raise OutputError(message, "wait for it, or stop it") from None
+    try:
+        os.stat(os.path.join(folder, LOCK))  # gone, if the run that held it removed the folder meanwhile
+        _put_back(folder)
+        target.renew(folder)
+    except BaseException:
+        os.close(lock)
+        raise
+    return Staging(folder, lock, root_is_own=True)
 
 
-def publish(folder: str, moves: Sequence[tuple[str, str]], *, old_names: Sequence[str] = ()) -> None:
-    """Give the finished files their final names, the array last.
+def _manifest_id(folder: str) -> str | None:
+    """The plan id in a folder's manifest; None where it has none that can be read."""
+    if os.path.islink(folder):
+        return None
+    try:
+        manifest = json.loads(files.read_regular(os.path.join(folder, MANIFEST), MOST_MANIFEST_BYTES))
+    except FileNotFoundError:
+        if not os.path.lexists(folder):
+            raise
+        return None
+    except (OSError, ValueError):
+        return None
+    found = manifest.get("plan_id") if isinstance(manifest, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _sweep(root: str) -> None:
+    """Remove what killed processes left under random names: folders whose lock nobody holds."""
+    for name in os.listdir(root):
+        private = os.path.join(root, name)
+        if name.startswith(".") and len(name) == 33 and os.path.isfile(os.path.join(private, LOCK)):
+            with suppress(OSError):  # held by a live run
+                lock = _locked(private, 0)
+                shutil.rmtree(private)
+                os.close(lock)
+
+
+def size_of(out: str, plan_id: str) -> int:
+    """Bytes of the disk that the staging folder of a plan takes already."""
+    total = 0
+    folder = os.path.join(staging_root(out), plan_id)
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total
+
+
+def publish(staging: Staging, moves: Sequence[tuple[str, str]], *, own_names: Callable[[], Sequence[str]]) -> None:
+    """Give the finished files their final names, the array last, or leave everything as it was.
 
     Parameters
     ----------
-    folder : str
+    staging : Staging
         The staging folder.
     moves : sequence of (staged path, final path)
         The array last: while it is not there, there is no output.
-    old_names : sequence of str, optional
-        Files of daskstack's own that hold final names (of the output that is replaced, or left by a
-        publication that was interrupted), the array first: they are moved into the staging folder
-        before, so that at no moment an array stands beside another's index.
+    own_names : callable
+        The files of daskstack's own that may be replaced, the array first: they are moved into the
+        staging folder before, so that at no moment an array stands beside another's index.
 
     Raises
     ------
@@ -107,28 +213,76 @@ def publish(folder: str, moves: Sequence[tuple[str, str]], *, old_names: Sequenc
         Somebody else's file took a name meanwhile; it is not touched.
     """
     final = moves[-1][1]
-    with files.writing(final):
-        if old_names:
-            aside = os.path.join(folder, f"{REPLACED}-{uuid.uuid4().hex}")
-            os.mkdir(aside)
-            for name in old_names:
-                os.rename(name, os.path.join(aside, os.path.basename(name)))
-            files.sync_folder(os.path.dirname(final))
-        for source, name in moves:
-            try:
+    parent = os.path.dirname(final)
+    with files.writing(final), files.uninterrupted():
+        done: list[tuple[str, str]] = []
+        try:
+            _set_aside(staging.folder, own_names, done)
+            files.sync_folder(parent)
+            for source, name in moves:
                 files.move_new(source, name)
-            except FileExistsError:
+                done.append((source, name))
+            files.sync_folder(parent)
+        except BaseException as exc:
+            for source, name in reversed(done):
+                with suppress(OSError):
+                    files.move_new(name, source)
+            if isinstance(exc, FileExistsError):
                 raise OutputExistsError(
-                    f"{shown(name)} appeared during the build and was not touched",
+                    f"{shown(str(exc.filename2 or exc.filename))} appeared during the build and was not touched",
                     "move it away, or choose another OUT",
-                ) from None
-        files.sync_folder(os.path.dirname(final))
+                ) from exc
+            raise
 
 
-def remove(folder: str) -> None:
-    """Throw a staging folder away, and the folder around it where it is empty then."""
-    shutil.rmtree(folder, ignore_errors=True)
-    _remove_if_empty(os.path.dirname(folder))
+def _set_aside(folder: str, own_names: Callable[[], Sequence[str]], done: list[tuple[str, str]]) -> None:
+    """Move files into the staging folder; each must be the one that was looked at, not one put there since."""
+    names = own_names()
+    looked_at = {name: _identity(name) for name in names}
+    aside = os.path.join(folder, REPLACED)
+    os.mkdir(aside)
+    for name in own_names():
+        place = os.path.join(aside, os.path.basename(name))
+        os.rename(name, place)
+        done.append((name, place))
+        if _identity(place) != looked_at.get(name):
+            raise _taken(name)
+
+
+def _identity(path: str) -> tuple[int, int, int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _put_back(folder: str) -> None:
+    """Undo what a run that was killed while it published had set aside, where the names are free."""
+    aside = os.path.join(folder, REPLACED)
+    if not os.path.isdir(aside):
+        return
+    parent = os.path.dirname(os.path.dirname(folder))
+    for name in os.listdir(aside):
+        files.move_new(os.path.join(aside, name), os.path.join(parent, name))
+    os.rmdir(aside)
+
+
+def remove(staging: Staging, *, published: bool) -> None:
+    """Throw a staging folder away, and the folder around it where daskstack made it and it is empty then.
+
+    What was set aside goes with it only once the new output is published.
+    """
+    aside = os.path.join(staging.folder, REPLACED)
+    with files.uninterrupted():
+        with suppress(OSError):
+            os.rmdir(aside)
+        if published or not os.path.isdir(aside):
+            shutil.rmtree(staging.folder, ignore_errors=True)
+        os.close(staging.lock)
+        if staging.root_is_own:
+            _remove_if_empty(os.path.dirname(staging.folder))
+
+
+def _taken(path: str) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
 def _remove_if_empty(root: str) -> None:

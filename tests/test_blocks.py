@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from daskstack import blocks
 
 
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=30), st.integers(1, 15))
-def test_cut_takes_whole_files_while_they_fit(rows: list[int], items: int) -> None:
-    bounds = blocks.cut(np.array(rows), items).tolist()
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=30), st.integers(1, 15), st.integers(0, 8))
+def test_cut_takes_whole_files_while_they_fit(rows: list[int], items: int, more: int) -> None:
+    bounds = blocks.cut(np.array(rows), items, items + more).tolist()
     total = sum(rows)
     assert bounds[0] == 0
     assert bounds[-1] == total
-    assert all(0 < b - a <= items for a, b in pairwise(bounds))
+    assert all(0 < b - a <= items + more for a, b in pairwise(bounds))
     ends = set(np.cumsum(rows).tolist())
     for a, b in pairwise(bounds):
-        # By brute force: the largest end of a file that the block can reach; only where there is none is a file cut.
+        # By brute force: the last end of a file within reach, else that of this file, else as far as a block may go.
         reachable = [e for e in ends if a < e <= a + items]
-        assert b == (max(reachable) if reachable else a + items)
+        assert b == (max(reachable) if reachable else min(min(e for e in ends if e > a), a + items + more))
 
 
 @given(st.integers(1, 2_000_000), st.integers(0, 1 << 34))

@@ -126,6 +126,7 @@ def test_the_record_says_how_it_was_made(frames: Path) -> None:
         "format": "npy",
         "shape": [12, 5, 7],
         "dtype": "<u2",
+        "bytes": os.path.getsize("out.npy"),
         "dims": ["item", "y", "x"],
         "labels": ["k"],
         "sources": ["frames"],
@@ -410,8 +411,9 @@ def test_a_staging_folder_of_a_killed_run_is_taken_over(frames: Path, expected: 
     plan = open_stack("frames").plan("out.npy")
     from daskstack import staging
 
-    folder = staging.prepare(plan.out, plan.plan_id, {"plan_id": plan.plan_id}, plan.target)
-    plan.target.write(folder, 3, image(99, (2, 5, 7)))
+    held = staging.prepare(plan.out, plan.plan_id, {}, plan.target)
+    plan.target.write(held.folder, 3, image(99, (2, 5, 7)))
+    os.close(held.lock)
     build("frames", "out.npy", progress=False)
     assert same(np.load("out.npy"), expected)
     assert listing(frames.parent) == ["frames", "out.npy", "out.npy.index.csv", "out.npy.json"]

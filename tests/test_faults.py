@@ -82,7 +82,7 @@ def test_a_signal_ends_the_run_in_order(many: Array, tmp_path: Path, number: sig
     assert child.returncode == 75
     assert stdout == ""
     assert "Traceback" not in stderr
-    assert f"stopped ({number.name}): " in stderr
+    assert f"stopped ({number.name})\n" in stderr
     assert "next  daskstack build many out.npy --files-per-block 1 --limit 500\n" in stderr
     assert os.listdir(tmp_path) == ["many"]
 

@@ -276,7 +276,7 @@ class TestNpy(ReaderContract):
     def test_a_shape_larger_than_memory_is_refused_before_it_is_taken(self, tmp_path: Path) -> None:
         text = b"{'descr': '<u2', 'fortran_order': True, 'shape': (1000000000, 1000000000, 1000000000)}"
         (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
-        with pytest.raises(BadFileError, match="due 2000000000000000000000000096 for"):
+        with pytest.raises(BadFileError, match=r"its shape is \(1000000000, 1000000000, 1000000000\)"):
             NpyReader().probe(str(tmp_path / "x.npy"))
 
     def test_python_2_wrote_long_integers(self, tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ class TestTiff(ReaderContract):
     def test_a_page_of_another_size_is_no_small_matter(self, tmp_path: Path) -> None:
         self.pages(tmp_path / "x.tif", [image(0), image(1, (6, 7)), image(2)])
         message = self.refused(str(tmp_path / "x.tif"), self.due()).problem
-        assert message == "found 2 series of pages: (2, 5, 7) uint16, (6, 7) uint16, due one"
+        assert message == "found page 1 (6, 7) uint16, due (5, 7) uint16, as page 0"
 
     def test_a_chain_of_pages_that_breaks_off(self, tmp_path: Path) -> None:
         self.pages(tmp_path / "x.tif", [image(0), image(1), image(2)])

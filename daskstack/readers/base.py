@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from daskstack.blocks import as_bytes
 from daskstack.errors import BadFileError
 from daskstack.readers.layout import Layout
 from daskstack.text import plural, shape_text
@@ -225,6 +224,9 @@ def check(path: str, found: Header, due: Header) -> None:
         raise BadFileError(path, f"{shape_text(found.shape)} {found.dtype}", f"{shape_text(due.shape)} {due.dtype}")
     if found.dtype != due.dtype:
         raise BadFileError(path, str(found.dtype), str(due.dtype))
+    if found.dims != due.dims and "s" in (*found.dims, *due.dims) and len(found.dims) == len(due.dims):
+        # The samples of colour lie along another axis: the same numbers would mean other pixels.
+        raise BadFileError(path, f"axes ({', '.join(found.dims)})", f"({', '.join(due.dims)})")
     if found.rows != due.rows:
         raise BadFileError(path, plural(found.rows, "item"), f"{due.rows}, as when the files were listed")
 
@@ -275,19 +277,3 @@ def refuse_foreign(path: str, head: bytes, kind: str) -> BadFileError:
     if not head.strip(b"\x00"):
         return BadFileError(path, f"not {kind}: it begins with zeros, as an interrupted copy leaves it")
     return BadFileError(path, f"not {kind}: it begins with {head[:8]!r}")
-
-
-def read_at(descriptor: int, out: Array, offset: int) -> None:
-    """Fill a C-contiguous array with the bytes at ``offset``.
-
-    Raises
-    ------
-    ValueError
-        The file ends before.
-    """
-    view = as_bytes(out).data
-    while view:
-        done = os.preadv(descriptor, [view], offset)
-        if not done:
-            raise ValueError(f"the file ends {len(view)} bytes too early")
-        view, offset = view[done:], offset + done

@@ -39,6 +39,7 @@ class FunctionReader(Reader):
             raise BadFileError(path, "Python objects from the reader", "plain values")
 
         def read(out: Array, start: int) -> None:
-            out[...] = array.reshape(-1, *out.shape[1:])[start : start + len(out)]
+            pages = array if array.ndim else array[None]
+            out[...] = pages[start : start + len(out)]
 
         yield Contents(array.shape, array.dtype, max(0, array.ndim - 1), read, dims=dims(array.shape))

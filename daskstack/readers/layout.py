@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack.blocks import as_bytes
+from daskstack.files import read_at
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,8 @@ class Layout(ABC):
             if start is None or start + len(pixels) > size:
                 return False
             done = got - len(head) if start == len(head) else 0
-            while done < len(pixels):
-                more = os.preadv(descriptor, [pixels[done:]], start + done)
-                if not more:
-                    return False
-                done += more
-        except OSError:
+            read_at(descriptor, pixels[done:], start + done)
+        except (OSError, ValueError):
             return False
         finally:
             os.close(descriptor)

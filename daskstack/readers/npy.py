@@ -18,13 +18,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from daskstack.blocks import as_bytes
 from daskstack.errors import BadFileError
-from daskstack.readers.base import Array, Contents, Reader, dims, open_regular, read_at, refuse_foreign
+from daskstack.files import read_at
+from daskstack.readers.base import Array, Contents, Reader, dims, open_regular, refuse_foreign
 from daskstack.readers.layout import Layout, to_native
 
 MAGIC = b"\x93NUMPY"
 FIRST_READ = 4096
 MOST_HEADER_BYTES = 1 << 20
+SLAB_NBYTES = 4 << 20
+MOST_AXES = 60  # NumPy holds 64
+MOST_BYTES = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,9 @@ class NpyReader(Reader):
 
             def read(out: Array, start: int) -> None:
                 if header.fortran and len(header.shape) > 1:
-                    whole = np.empty(header.shape[::-1], header.dtype)
-                    read_at(descriptor, whole, header.offset)
-                    out[...] = whole.T.reshape(-1, *out.shape[1:])[start : start + len(out)]
+                    _read_fortran(descriptor, header, out, start)
                 else:
-                    read_at(descriptor, out, header.offset + start * (out.nbytes // max(1, len(out))))
+                    read_at(descriptor, as_bytes(out).data, header.offset + start * (out.nbytes // max(1, len(out))))
                     to_native(out, header.dtype)
 
             yield Contents(header.shape, header.dtype, max(0, len(header.shape) - 1), read, dims=dims(header.shape))
@@ -87,6 +90,21 @@ class NpyLayout(Layout):
 
     def locate(self, descriptor: int, head: bytearray, size: int, nbytes: int) -> int | None:
         return self.skip if head == self.text and size == self.skip + nbytes else None
+
+
+def _read_fortran(descriptor: int, header: NpyHeader, out: Array, start: int) -> None:
+    """Read entries along axis 0 of an array in Fortran order: slab by slab along its last axis, which is the
+    slowest there, so that no more than a slab is held.
+    """
+    if not out.size:
+        return
+    *leading, last = header.shape
+    step = math.prod(leading) * header.dtype.itemsize
+    at_once = max(1, SLAB_NBYTES // step)
+    for k in range(0, last, at_once):
+        slab = np.empty((min(at_once, last - k), *leading[::-1]), header.dtype)
+        read_at(descriptor, as_bytes(slab).data, header.offset + k * step)
+        out[..., k : k + len(slab)] = slab.T[start : start + len(out)]
 
 
 def read_header(path: str, descriptor: int) -> NpyHeader:
@@ -120,12 +138,9 @@ def read_header(path: str, descriptor: int) -> NpyHeader:
 def _parse(text: bytes, offset: int, encoding: str) -> NpyHeader:
     """The header's dictionary, checked; cached, since in a stack nearly all are alike."""
     source = text.decode(encoding).strip()
-    try:
-        header = ast.literal_eval(source)
-    except SyntaxError:  # Python 2 wrote long integers as 5L
-        header = ast.literal_eval(re.sub(r"(?<=\d)L\b", "", source))
+    header = _literal(source) or _literal(re.sub(r"(?<=\d)L\b", "", source))  # Python 2 wrote long integers as 5L
     if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
-        raise ValueError("it is not a dictionary of descr, fortran_order and shape")
+        raise ValueError(f"it is no dictionary of descr, fortran_order and shape: {source[:200]!r}")
     shape, fortran = header["shape"], header["fortran_order"]
     if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"its shape is {shape!r}")
@@ -134,4 +149,16 @@ def _parse(text: bytes, offset: int, encoding: str) -> NpyHeader:
     dtype = np.lib.format.descr_to_dtype(header["descr"])
     if dtype.hasobject:
         raise ValueError("it holds Python objects (a pickle), which are never loaded; save plain numbers")
+    if dtype.shape or not dtype.itemsize:
+        raise ValueError(f"its dtype is {header['descr']!r}")
+    if len(shape) > MOST_AXES or math.prod(max(1, n) for n in shape) * dtype.itemsize > MOST_BYTES:
+        raise ValueError(f"its shape is {shape!r}")
     return NpyHeader(offset, shape, dtype, bool(fortran))
+
+
+def _literal(source: str) -> Any:
+    """A Python literal; None where it is none, or too deep to be one of NumPy's."""
+    try:
+        return ast.literal_eval(source)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None

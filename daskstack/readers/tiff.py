@@ -6,22 +6,24 @@ that are not there and opens other files that a file names.  Here all of that is
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from daskstack.blocks import as_bytes
 from daskstack.errors import BadFileError
-from daskstack.readers.base import Array, Contents, Reader, open_regular, read_at, refuse_foreign
+from daskstack.files import read_at
+from daskstack.readers.base import Array, Contents, Reader, open_regular, refuse_foreign
 from daskstack.readers.layout import Layout, to_native
-from daskstack.readers.tiff_layout import read_layout
-from daskstack.text import listed, shape_text
+from daskstack.readers.tiff_layout import read_layout, refuse_loop
+from daskstack.text import shape_text
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage, TiffPageSeries
@@ -30,6 +32,7 @@ MAGICS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 STRIP_OFFSETS = 273
 # tifffile's letters for axes that mean something; others (unknown, sequence) get a number.
 AXES = {"T": "t", "Z": "z", "C": "c", "Y": "y", "X": "x", "S": "s"}
+MOST_RECORDS = 20
 # What tifffile warns of that says nothing of the pixels, with the reason.
 HARMLESS = (
     "imagej_metadata> raised",  # ImageJ's own tags (overlays, display ranges, texts), which no reader needs for pixels
@@ -48,7 +51,7 @@ class TiffReader(Reader):
         with _opened(path) as (tif, series, page_ndim):
 
             def read(out: Array, start: int) -> None:
-                with _strict(path):
+                with _strict(path), _needing_codecs(path):
                     _read(tif, series, out, start)
 
             shape, dtype = tuple(map(int, series.shape)), np.dtype(series.dtype)
@@ -73,6 +76,7 @@ def _opened(path: str) -> Iterator[tuple[TiffFile, TiffPageSeries, int]]:
         head = os.pread(descriptor, 256, 0)
         if not head.startswith(MAGICS):
             raise refuse_foreign(path, head, "a TIFF file")
+        refuse_loop(path, descriptor, head)
         # The flags keep tifffile from following the names of other files that a file gives.
         with (
             os.fdopen(descriptor, "rb", closefd=False) as handle,
@@ -85,40 +89,65 @@ def _opened(path: str) -> Iterator[tuple[TiffFile, TiffPageSeries, int]]:
             yield tif, series, page_ndim
 
 
-class _Records(logging.Filter):
-    """Takes the records of threads that ask for them off tifffile's logger, and leaves the others."""
+class _Collector:
+    """Stands in for tifffile's logger in a thread that reads, whatever the program did to logging."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread = threading.local()
+    def __init__(self, taken: list[str]) -> None:
+        self.taken = taken
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        taken: list[str] | None = getattr(self.thread, "taken", None)
-        if taken is None:
-            return True
-        message = record.getMessage()
-        if record.levelno >= logging.WARNING and not any(part in message for part in HARMLESS):
-            taken.append(message)
-        return False
+    def warning(self, message: str, *_: Any) -> None:
+        """Keep a record from WARNING up, but for those that say nothing of the pixels."""
+        if len(self.taken) < MOST_RECORDS and not any(part in message for part in HARMLESS):
+            self.taken.append(message)
+
+    error = exception = critical = warning
+
+    def debug(self, *_: Any) -> None:
+        """Below WARNING nothing is kept."""
+
+    info = debug
 
 
-_records = _Records()
+_reading = threading.local()
+
+
+@lru_cache(maxsize=1)
+def _collect_records() -> None:
+    """Have tifffile ask for its logger where reading threads have one of their own; once a process."""
+    import tifffile.tifffile as module
+
+    real = module.logger
+
+    def logger() -> Any:
+        taken = getattr(_reading, "taken", None)
+        return real() if taken is None else _Collector(taken)
+
+    module.logger = logger
 
 
 @contextmanager
 def _strict(path: str) -> Iterator[list[str]]:
     """Make an error of whatever tifffile logs in this thread from WARNING up; what it did so far."""
-    from tifffile import logger
-
-    logger().addFilter(_records)  # once: a filter that is there already is not added again
-    before = getattr(_records.thread, "taken", None)
+    _collect_records()
+    before = getattr(_reading, "taken", None)
     taken: list[str] = []
-    _records.thread.taken = taken
+    _reading.taken = taken
     try:
         yield taken
     finally:
-        _records.thread.taken = before
+        _reading.taken = before
     _refuse_logged(path, taken)
+
+
+@contextmanager
+def _needing_codecs(path: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:
+        if isinstance(exc, ImportError) or "imagecodecs" in str(exc):
+            problem = "is compressed in a way that needs the package imagecodecs: pip install imagecodecs"
+            raise BadFileError(path, problem) from exc
+        raise
 
 
 def _refuse_logged(path: str, taken: list[str]) -> None:
@@ -130,12 +159,20 @@ def _refuse_logged(path: str, taken: list[str]) -> None:
 def _only_series(path: str, tif: TiffFile) -> TiffPageSeries:
     """The one image, or stack of pages, that the file holds."""
     series = tif.series
-    if not series or not series[0].size or series[0].dtype is None:
+    if not series or not series[0].size or not len(tif.pages.first.tags):
         raise BadFileError(path, "a TIFF file without an image that can be read")
-    if len(series) > 1:
-        kinds = listed([f"{shape_text(s.shape)} {s.dtype}" for s in series])
-        raise BadFileError(path, f"{len(series)} series of pages: {kinds}", "one")
+    # What tifffile takes for the lower levels of a pyramid must say that it is reduced, or lie in a sub-directory.
+    odd: list[Any] = [p for s in series[1:] for p in s.pages]
+    odd += [p for level in series[0].levels[1:] for p in level.pages if not _is_lower_level(p)]
+    if odd:
+        first = min(odd, key=lambda p: p.index)
+        others = f"{shape_text(series[0].keyframe.shape)} {series[0].dtype}"
+        raise BadFileError(path, f"page {first.index} {shape_text(first.shape)} {first.dtype}", f"{others}, as page 0")
     return series[0]
+
+
+def _is_lower_level(page: Any) -> bool:
+    return page.keyframe.is_reduced or len(page.treeindex) > 1
 
 
 def _check_pages(path: str, tif: TiffFile, series: TiffPageSeries, size: int) -> int:
@@ -184,7 +221,7 @@ def _read(tif: TiffFile, series: TiffPageSeries, out: Array, start: int) -> None
     """Fill ``out`` with pages, decoded in this thread."""
     page = series.keyframe
     if series.dataoffset is not None:  # uncompressed, in one run: read without the GIL, straight into place
-        read_at(tif.filehandle.fileno(), out, series.dataoffset + start * page.nbytes)
+        read_at(tif.filehandle.fileno(), as_bytes(out).data, series.dataoffset + start * page.nbytes)
         to_native(out, np.dtype(page.dtype).newbyteorder(tif.byteorder))
     elif len(out) * math.prod(page.shape) == math.prod(series.shape):
         out[...] = tif.asarray(series=0, maxworkers=1).reshape(out.shape)

@@ -16,12 +16,14 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from daskstack.errors import BadFileError
 from daskstack.readers.layout import Layout
 
 DESCRIPTION, STRIP_OFFSETS, DATE_TIME, TILE_OFFSETS = 270, 273, 306, 324
 # Tags that say nothing of the pixels: resolution, date and time, ImageJ's own metadata (two tags).
 FREE = frozenset({282, 283, DATE_TIME, 50838, 50839})
 SUB_DIRECTORIES = 330
+MOST_ENTRIES = 1 << 16  # of a directory; tifffile refuses more than 4096
 TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 BytesAt: TypeAlias = Callable[[int, int], bytes]
 _DISPLAY_RANGE = re.compile(rb"^(min|max)=[-+.eE\d]*\n", re.MULTILINE)  # as ImageJ writes them for each image
@@ -167,6 +169,40 @@ class TiffLayout(Layout):
         return first
 
 
+def refuse_loop(path: str, descriptor: int, head: bytes) -> None:
+    """Follow the chain of directories once, since tifffile follows one that comes back for ever.
+
+    Raises
+    ------
+    BadFileError
+        It comes back to a directory that it had.
+    """
+    if len(head) < 16:
+        return
+    form = _format(head)
+    seen: dict[int, int] = {}
+    data, at = head, len(form.magic)
+    while len(data) >= at + form.offset.size:
+        (begin,) = form.offset.unpack_from(data, at)
+        if not begin:
+            return
+        if begin in seen:
+            raise BadFileError(path, f"a chain of pages that comes back to page {seen[begin]}")
+        seen[begin] = len(seen)
+        number = os.pread(descriptor, form.number.size, begin)
+        if len(number) < form.number.size:
+            return
+        (entries,) = form.number.unpack(number)
+        if entries > MOST_ENTRIES:
+            return
+        data, at = os.pread(descriptor, form.offset.size, begin + form.number.size + entries * form.entry_size), 0
+
+
+def _format(head: bytes) -> Format:
+    big = head[2:4] in (b"+\0", b"\0+")
+    return Format(head[: 8 if big else 4], "<" if head.startswith(b"II") else ">", big)
+
+
 def read_layout(descriptor: int, skip: int, stored: np.dtype[Any], rows: int) -> TiffLayout | None:
     """How an open file with one directory is laid out; None where it is not simple enough.
 
@@ -178,8 +214,7 @@ def read_layout(descriptor: int, skip: int, stored: np.dtype[Any], rows: int) ->
         As for :class:`Layout`.
     """
     head = os.pread(descriptor, 16, 0)
-    big = head[2:4] in (b"+\0", b"\0+")
-    form = Format(head[: 8 if big else 4], "<" if head.startswith(b"II") else ">", big)
+    form = _format(head)
     (begin,) = form.offset.unpack_from(head, len(form.magic))
     (number,) = form.number.unpack(os.pread(descriptor, form.number.size, begin))
     length = form.number.size + number * form.entry_size + form.offset.size

@@ -68,6 +68,11 @@ class Target(ABC):
 
     @property
     @abstractmethod
+    def size(self) -> int:
+        """Bytes of the finished output on disk, its side files apart."""
+
+    @property
+    @abstractmethod
     def options(self) -> dict[str, Any]:
         """What decides the bytes on disk, for the plan id and the record."""
 
@@ -78,6 +83,10 @@ class Target(ABC):
     @abstractmethod
     def create(self, folder: str) -> None:
         """Make the target in a new folder, its room taken, unreadable until it is finished."""
+
+    @abstractmethod
+    def renew(self, folder: str) -> None:
+        """Make the target of a run that was killed as it was when it was new; what blocks it has does not matter."""
 
     @abstractmethod
     def write(self, folder: str, start: int, block: NDArray[Any]) -> None:
@@ -99,7 +108,7 @@ class Target(ABC):
 
     @abstractmethod
     def own_names(self, out: str) -> tuple[str, ...]:
-        """Every path that daskstack made for ``out`` and nobody changed since, the array first if it is there."""
+        """Every path beside ``out`` that daskstack made and nobody changed since, the array first if it is there."""
 
     @abstractmethod
     def finish(self, folder: str, out: str, index: Index) -> list[tuple[str, str]]:

@@ -26,6 +26,7 @@ from daskstack.targets.base import Index, Target, crc32c
 POISON = b"\x93NUMPY\xff\xff"  # every reader says that it does not know this version; none speaks of pickles
 DATA = "data.npy"
 SAMPLED_ITEMS = 16
+MOST_RECORD_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class NpyTarget(Target):
     """Writes blocks of items into one .npy file."""
 
     suffix: ClassVar[str] = ".npy"
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + self.nbytes
 
     @property
     def options(self) -> dict[str, Any]:
@@ -47,13 +52,27 @@ class NpyTarget(Target):
         return (record_path(out), index_path(out), *(label_path(out, name) for name in labels), out)
 
     def create(self, folder: str) -> None:
-        size = len(self.header) + self.nbytes
         path = os.path.join(folder, DATA)
-        with files.writing(path, size):
+        with files.writing(path, self.size):
             descriptor = os.open(path, files.NEW_FILE, 0o666)
             try:
-                files.reserve(descriptor, size)
+                files.reserve(descriptor, self.size)
                 files.write_at(descriptor, memoryview(POISON), 0)
+                files.sync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def renew(self, folder: str) -> None:
+        path = os.path.join(folder, DATA)
+        with files.writing(path, self.size):
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:  # it was published, and then thrown away by its owner
+                self.create(folder)
+                return
+            try:
+                files.write_at(descriptor, memoryview(POISON), 0)
+                files.reserve(descriptor, self.size)
                 files.sync(descriptor)
             finally:
                 os.close(descriptor)
@@ -85,9 +104,9 @@ class NpyTarget(Target):
     @staticmethod
     def read_record(out: str) -> dict[str, Any] | None:
         try:
-            with open(record_path(out), encoding="utf-8") as f:
-                record = json.load(f)["daskstack"]
-            return record if isinstance(record["plan_id"], str) and isinstance(record["files"], dict) else None
+            text = json.loads(files.read_regular(record_path(out), MOST_RECORD_BYTES))
+            record: dict[str, Any] = text["daskstack"]
+            return record if text["crc32c"] == _record_checksum(record) else None
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
@@ -100,14 +119,14 @@ class NpyTarget(Target):
     def is_own(self, out: str) -> bool:
         """Header and size must agree with the record, and a sample of items with the index."""
         record = self.read_record(out)
-        if record is None or os.path.islink(out):
+        if record is None or os.path.islink(out) or not os.path.isfile(out):
             return False
         try:
             checksums = self.read_index(out)["checksum"]
             made = NpyTarget(tuple(record["shape"]), np.lib.format.descr_to_dtype(_as_descr(record["dtype"])))
             with open(out, "rb") as f:
                 return (
-                    os.path.getsize(out) == len(made.header) + made.nbytes
+                    os.path.getsize(out) == made.size
                     and f.read(len(made.header)) == made.header
                     and len(checksums) == made.shape[0]
                     and all(_item_agrees(f.fileno(), made, k, checksums[k]) for k in _sample(len(checksums)))
@@ -119,9 +138,9 @@ class NpyTarget(Target):
         record = self.read_record(out)
         if record is None:
             return ()
-        beside = [os.path.join(os.path.dirname(out), name) for name in record["files"]]
-        array = (out,) if self.is_own(out) else ()
-        return (*array, record_path(out), *(p for p in beside if _side_file_is_own(p, record)))
+        *beside, array = self.final_names(out, record["labels"])
+        own = [path for path in beside if path == record_path(out) or _side_file_is_own(path, record)]
+        return (array, *own) if self.is_own(out) else tuple(own)
 
 
 def record_path(out: str) -> str:
@@ -177,7 +196,8 @@ def _write_side_files(folder: str, out: str, index: Index) -> list[tuple[str, st
         np.save(stream, values, allow_pickle=False)
         contents[label_path(out, name)] = stream.getvalue()
     listed = {os.path.basename(path): {"bytes": len(data), "crc32c": crc32c(data)} for path, data in contents.items()}
-    record = json.dumps({"daskstack": {**index.record, "files": listed}}, indent=1).encode() + b"\n"
+    described = {**index.record, "files": listed}
+    record = json.dumps({"daskstack": described, "crc32c": _record_checksum(described)}, indent=1).encode() + b"\n"
     staged = []
     for path, data in {record_path(out): record, **contents}.items():
         source = os.path.join(folder, os.path.basename(path))
@@ -198,21 +218,26 @@ def _index_csv(index: Index) -> bytes:
     columns["mtime"] = index.mtimes.tolist()
     columns["checksum"] = [f"{c:08x}" for c in index.checksums.tolist()]
     stream = io.StringIO(newline="")
-    writer = csv.writer(stream, lineterminator="\n")
+    returns = any("\r" in name for name in index.files)  # csv leaves them unquoted before Python 3.13
+    writer = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL)
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
     return stream.getvalue().encode("utf-8", "surrogateescape")  # names that are no UTF-8 keep their bytes
+
+
+def _record_checksum(record: Mapping[str, Any]) -> str:
+    """The record's checksum within the record's file: who edits it makes it a file of their own."""
+    return f"{crc32c(json.dumps(record, sort_keys=True).encode()):08x}"
 
 
 def _side_file_is_own(path: str, record: Mapping[str, Any]) -> bool:
     """Whether a file beside an output is the one that its record lists."""
     listed = record["files"].get(os.path.basename(path))
     try:
-        with open(path, "rb") as f:
-            data = f.read()
-        return listed is not None and len(data) == listed["bytes"] and crc32c(data) == listed["crc32c"]
+        data = files.read_regular(path, listed["bytes"] if listed else 0)
     except OSError:
         return False
+    return listed is not None and len(data) == listed["bytes"] and crc32c(data) == listed["crc32c"]
 
 
 def _as_descr(descr: Any) -> Any:
@@ -228,5 +253,6 @@ def _sample(items: int) -> list[int]:
 
 def _item_agrees(descriptor: int, target: NpyTarget, item: int, checksum: str) -> bool:
     size = target.nbytes // target.shape[0]
-    data = os.pread(descriptor, size, len(target.header) + item * size)
+    data = np.empty(size, np.uint8)
+    files.read_at(descriptor, data.data, len(target.header) + item * size)
     return f"{crc32c(data):08x}" == checksum
