@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -219,10 +220,10 @@ def _as_array(name: str, values: Sequence[Any]) -> NDArray[Any]:
     kinds = {_kind(value) for value in values}
     if kinds == {"text"}:
         return _text_array([str(v) for v in values])
+    dtype = "bool" if kinds == {"bool"} else "int64" if kinds == {"whole"} else "float64"
     if kinds in ({"bool"}, {"whole"}, {"decimal"}, {"whole", "decimal"}):
-        array = np.array([v.item() if isinstance(v, np.generic) else v for v in values])
-        if array.dtype.kind in "bif":
-            return array
+        with suppress(OverflowError):  # more than 64 bits hold
+            return np.array([v.item() if isinstance(v, np.generic) else v for v in values], dtype)
     raise LabelError(
         f"label {name} has values of several kinds, or of none that an array can hold: "
         f"{listed(list(dict.fromkeys(map(repr, values))))}",

@@ -111,6 +111,7 @@ def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None) -> S
         The output cannot be written.
     """
     begin = time.monotonic()
+    staging.recover(plan.out, plan.target)
     finished = check_output(plan, stack)
     if finished is not None:
         return finished

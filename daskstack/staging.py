@@ -149,7 +149,6 @@ def _take_over(folder: str, plan_id: str, target: Target) -> Staging:
         raise OutputError(message, "wait for it, or stop it") from None
     try:
         os.stat(os.path.join(folder, LOCK))  # gone, if the run that held it removed the folder meanwhile
-        _put_back(folder)
         target.renew(folder)
     except BaseException:
         os.close(lock)
@@ -254,14 +253,45 @@ def _identity(path: str) -> tuple[int, int, int, int]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _put_back(folder: str) -> None:
-    """Undo what a run that was killed while it published had set aside, where the names are free."""
+def recover(out: str, target: Target) -> None:
+    """Undo what runs that were killed while they replaced an output had begun, or finish what they had done.
+
+    Raises
+    ------
+    OutputExistsError
+        A user's file holds the name of something that was set aside; both are kept.
+    """
+    root = staging_root(out)
+    folders = [os.path.join(root, name) for name in os.listdir(root)] if os.path.isdir(root) else []
+    for folder in folders:
+        if os.path.isdir(os.path.join(folder, REPLACED)) and _manifest_id(folder) == os.path.basename(folder):
+            with files.writing(out), files.uninterrupted(), suppress(BlockingIOError):  # a live run's own
+                lock = _locked(folder, 0)
+                try:
+                    _put_back(folder, out, target)
+                finally:
+                    os.close(lock)
+
+
+def _put_back(folder: str, out: str, target: Target) -> None:
     aside = os.path.join(folder, REPLACED)
-    if not os.path.isdir(aside):
-        return
-    parent = os.path.dirname(os.path.dirname(folder))
+    record = target.read_record(out)
+    if record is not None and record["plan_id"] == os.path.basename(folder):
+        published = target.own_names(out)
+        if out in published:  # it was done but for throwing the old files away
+            shutil.rmtree(aside)
+            return
+        for name in published:
+            os.unlink(name)
     for name in os.listdir(aside):
-        files.move_new(os.path.join(aside, name), os.path.join(parent, name))
+        try:
+            files.move_new(os.path.join(aside, name), os.path.join(os.path.dirname(out), name))
+        except FileExistsError:
+            raise OutputExistsError(
+                f"{shown(os.path.join(os.path.dirname(out), name))} has the place of an older file that an interrupted "
+                f"replacement set aside in {shown(aside)}",
+                "move one of them away",
+            ) from None
     os.rmdir(aside)
 
 

@@ -20,7 +20,7 @@ def test_cut_takes_whole_files_while_they_fit(rows: list[int], items: int, more:
     for a, b in pairwise(bounds):
         # By brute force: the last end of a file within reach, else that of this file, else as far as a block may go.
         reachable = [e for e in ends if a < e <= a + items]
-        assert b == (max(reachable) if reachable else min(min(e for e in ends if e > a), a + items + more))
+        assert b == (max(reachable) if reachable else min(*(e for e in ends if e > a), a + items + more))
 
 
 @given(st.integers(1, 2_000_000), st.integers(0, 1 << 34))

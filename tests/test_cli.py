@@ -285,3 +285,10 @@ def test_demo(daskstack: Run) -> None:
     assert "equal to a loop over tifffile.imread, item by item; labels in the same order" in done.stdout
     assert "$ daskstack build frames frames.npy --labels" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full", "2>&1 >out.txt | true", ">&-", ">/dev/full", "| true"])
+def test_nobody_to_hear_of_it_is_no_reason_to_stop(frames: Path, expected: Array, redirect: str) -> None:
+    command = f"set -o pipefail; {sys.executable} -m daskstack build frames out.npy {redirect}"
+    assert subprocess.run(["bash", "-c", command], check=False, capture_output=True).returncode == 0
+    assert same(np.load("out.npy"), expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import unicodedata
 from pathlib import Path
 
@@ -252,3 +253,51 @@ def test_deep_folders_do_not_exhaust_descriptors(tmp_path: Path) -> None:
         assert len(found("d/**/*.tif")) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_patterns_do_not_follow_links_in_circles(tmp_path: Path) -> None:
+    touch(tmp_path / "d", "a.tif", "sub/b.tif")
+    for folder in ("d", "d/sub"):
+        (tmp_path / folder / "loop").symlink_to(tmp_path / "d")
+        (tmp_path / folder / "here").symlink_to(".")
+    assert found("d/**/*.tif") == found("d/**") == found("d") == ["d/a.tif", "d/sub/b.tif"]
+
+
+def test_recursive_patterns_leave_out_own_outputs(tmp_path: Path) -> None:
+    (tmp_path / "d" / "sub").mkdir(parents=True)
+    np.save(tmp_path / "d" / "sub" / "a1.npy", np.zeros(3))
+    open_stack("d", labels={"n": r"(\d)"}).to_npy("d/sub/out.npy", progress=False)
+    for source in ("d/**", "**", "d/**/*.npy", "d/*/*.npy", "d/*/*.[nt].npy", "d/sub"):
+        if source.endswith("[nt].npy"):
+            with pytest.raises(SourceError, match=r"left out: out\.n\.npy"):
+                found(source)
+        else:
+            assert found(source) == ["d/sub/a1.npy"]
+
+
+def test_a_user_s_array_beside_a_record_is_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    np.save(tmp_path / "d" / "a1.npy", np.zeros(3))
+    open_stack("d").to_npy("d/out.npy", progress=False)
+    np.save(tmp_path / "d" / "out.npy", np.zeros((5, 3)))
+    assert found("d") == ["d/a1.npy", "d/out.npy"]
+
+
+def test_very_deep_folders(tmp_path: Path) -> None:
+    here = os.getcwd()
+    try:
+        for _ in range(1100):  # deeper than Python's stack; a path of 2,200 characters
+            os.mkdir("d")
+            os.chdir("d")
+        Path("x.tif").touch()
+        os.chdir(here)
+        assert len(found("d")) == len(found("d/**")) == 1
+    finally:
+        os.chdir(here)
+        subprocess.run(["rm", "-r", "d"], check=True)  # Python's own rmtree does not go so deep
+
+
+@pytest.mark.parametrize("source", ["", "a\0b"])
+def test_names_that_no_file_can_have(source: str) -> None:
+    with pytest.raises(UsageError, match="is no name of a file"):
+        found(source)

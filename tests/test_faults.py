@@ -79,7 +79,7 @@ def test_a_signal_ends_the_run_in_order(many: Array, tmp_path: Path, number: sig
         time.sleep(0.01)
     child.send_signal(number)
     stdout, stderr = child.communicate(timeout=30)
-    assert child.returncode == 75
+    assert child.returncode == 75, stderr
     assert stdout == ""
     assert "Traceback" not in stderr
     assert f"stopped ({number.name})\n" in stderr

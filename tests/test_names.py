@@ -66,6 +66,8 @@ def column(values: list[str]) -> np.ndarray:
         (["nan", "1", "inf"], np.array(["nan", "1", "inf"])),
         (["1_000", "2", "3"], np.array(["1_000", "2", "3"])),
         ([str(2**63), "1", "2"], np.array([str(2**63), "1", "2"])),
+        (["12e999", "3e1000"], np.array(["12e999", "3e1000"])),
+        (["1" * 5000, "2"], np.array(["1" * 5000, "2"])),
         (["ж", "é", "日本"], np.array(["ж", "é", "日本"])),
     ],
 )
@@ -182,3 +184,16 @@ def test_sorting_by_labels_is_stable_and_natural() -> None:
     assert sort_order(labels, ["kind", "t"]).tolist() == [2, 3, 1, 0]
     with pytest.raises(UsageError, match="choose from: kind, t"):
         sort_order(labels, "z")
+
+
+@pytest.mark.parametrize("values", [[True, 2], ["x", 2.5], [2**63, -1], [None, 1], [1j, 2j]])
+def test_values_that_no_one_dtype_holds_are_refused(values: list[object]) -> None:
+    with pytest.raises(LabelError, match="label x has values of several kinds"):
+        read_labels(["0", "1"], {"x": lambda path: values[int(path)]})
+
+
+def test_a_function_that_fails_has_the_name_of_the_file() -> None:
+    with pytest.raises(LabelError, match="the function failed for b: KeyError: 'b'"):
+        read_labels(["a", "b"], {"x": lambda path: {"a": 1}[path]})
+    with pytest.raises(UsageError, match="label 1 is no text"):
+        read_labels(["a"], {1: "a"})  # type: ignore[dict-item]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import resource
@@ -414,6 +415,39 @@ class TestTiff(ReaderContract):
                 broken[start : start + size[int(tag.dtype)]] = bytes(size[int(tag.dtype)])
             (tmp_path / "x.tif").write_bytes(broken)
             assert "page 0 has" in self.refused(str(tmp_path / "x.tif"), self.due()).message
+
+    @pytest.mark.parametrize("big", [False, True])
+    @pytest.mark.parametrize("pages", [1, 2, 150])
+    def test_a_chain_of_pages_that_comes_back_is_no_endless_one(self, tmp_path: Path, pages: int, *, big: bool) -> None:
+        path = tmp_path / "x.tif"
+        with tifffile.TiffWriter(path, bigtiff=big) as tif:
+            for k in range(pages):
+                tif.write(image(k), photometric="minisblack", metadata=None, contiguous=False)
+        with tifffile.TiffFile(path) as tif:
+            last: Any = tif.pages[-1]
+            number, entry, offset = (8, 20, "<Q") if big else (2, 12, "<I")
+            at = last.offset + number + entry * len(last.tags)
+            back = tif.pages[pages // 2].offset
+        data = bytearray(path.read_bytes())
+        struct.pack_into(offset, data, at, back)
+        path.write_bytes(data)
+        assert self.refused(str(path), self.due()).problem == f"a chain of pages that comes back to page {pages // 2}"
+
+    @pytest.mark.parametrize("how", ["level", "disabled", "disable"])
+    def test_what_tifffile_logs_is_an_error_whatever_became_of_its_logger(self, tmp_path: Path, how: str) -> None:
+        logger = tifffile.logger()
+        before = logger.level, logger.disabled, logging.root.manager.disable
+        try:
+            if how == "level":
+                logger.setLevel(logging.CRITICAL + 1)
+            elif how == "disabled":
+                logger.disabled = True
+            else:
+                logging.disable(logging.CRITICAL)
+            self.test_a_chain_of_pages_that_breaks_off(tmp_path)
+        finally:
+            logger.level, logger.disabled, logging.root.manager.disable = before
+            logging.disable(before[2])
 
     def test_names_in_a_file_are_not_followed(self, tmp_path: Path) -> None:
         names = ["s_0.ome.tif", "s_1.ome.tif"]

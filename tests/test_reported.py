@@ -1609,28 +1609,30 @@ def big(folder: Path, kind: str) -> dict[str, Any]:
     return {"join": "concat"}
 
 
-# dask/dask#5985, numpy/numpy#26532: memory stays within what the plan says, whatever the size of the array
+# dask/dask#5985, numpy/numpy#26532: memory stays within what the plan says, and that within what the user says
 @pytest.mark.parametrize(
-    ("kind", "scheduler"),
+    ("kind", "scheduler", "memory_limit"),
     [
-        ("files", "threads"),
-        ("files", "synchronous"),
-        ("files, zlib", "threads"),
-        ("files, F", "threads"),
-        ("one file", "threads"),
-        ("one file, F", "threads"),
-        ("pages", "synchronous"),
+        ("files", "threads", None),
+        ("files", "synchronous", "4 MB"),
+        ("files, zlib", "threads", "4 MB"),
+        ("files, F", "threads", "4 MB"),
+        ("one file", "threads", "4 MB"),
+        ("one file, F", "threads", "4 MB"),
+        ("pages", "threads", None),
+        ("pages", "synchronous", "4 MB"),
     ],
 )
-def test_memory(folder: Path, kind: str, scheduler: str) -> None:
+def test_memory(folder: Path, kind: str, scheduler: str, memory_limit: str | None) -> None:
     out = folder.parent / "out.npy"
     stack = daskstack.open_stack(folder, **big(folder, kind))
-    plan = stack.plan(out, scheduler=scheduler, threads=2)
-    assert plan.memory <= stack.nbytes / 4
-    _ = stack[0]  # what the libraries import and keep is not counted
+    options: dict[str, Any] = {"scheduler": scheduler, "threads": 2, "memory_limit": memory_limit}
+    plan = stack.plan(out, **options)
+    assert memory_limit is None or plan.memory <= 4_000_000 < stack.nbytes / 3
+    daskstack.build(folder, folder.parent / "small.npy", limit=1, progress=False)  # imports are not counted
     tracemalloc.start()
     try:
-        stack.to_npy(out, scheduler=scheduler, threads=2, progress=False)
+        stack.to_npy(out, progress=False, **options)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

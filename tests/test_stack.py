@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import warnings
@@ -293,3 +294,112 @@ def test_a_stack_says_what_it_is(frames: Path) -> None:
 def test_dask_keeps_its_own_settings(frames: Path, expected: Array) -> None:
     with dask.config.set(scheduler="synchronous"):
         assert same(open_stack("frames").array.compute(), expected)
+
+
+# -- what people met --------------------------------------------------------------------------------------------
+
+
+def test_functions_that_differ_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for k in range(3):
+        np.save(tmp_path / f"{k}.npy", image(k))
+    readers: list[Callable[[str], Array]] = [
+        lambda path: np.asarray(np.load(path)),
+        lambda path: np.load(path) * np.uint16(2),
+        functools.partial(scaled, factor=3),
+        functools.partial(scaled, factor=4),
+        Scaled(5),
+        Scaled(6),
+    ]
+    stacks = [open_stack("[0-2].npy", reader=reader) for reader in readers]
+    assert len({stack.array.name for stack in stacks}) == 6
+    difference = (stacks[1].array - stacks[0].array).sum().compute()
+    assert difference == sum(int(image(k).sum()) for k in range(3))
+    for k, stack in enumerate(stacks):
+        stack.to_npy(f"out{k}.npy", progress=False)
+    assert [int(np.load(f"out{k}.npy")[0, 0, 1]) for k in range(6)] == [1, 2, 3, 4, 5, 6]
+    # What can be pickled is known again in another run, and only that.
+    for k, again in ((2, True), (4, True), (0, False)):
+        twin = open_stack("[0-2].npy", reader=Scaled(5) if k == 4 else readers[k])
+        assert (twin.plan("x.npy").plan_id == stacks[k].plan("x.npy").plan_id) is again
+
+
+def scaled(path: str, factor: int) -> Array:
+    return np.load(path) * np.uint16(factor)  # type: ignore[no-any-return]
+
+
+class Scaled:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, path: str) -> Array:
+        return scaled(path, self.factor)
+
+
+def test_a_stack_without_its_first_file_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for k in range(4):
+        np.save(tmp_path / f"{k}.npy", image(k))
+    open_stack(".")[1:].to_npy("out.npy", progress=False)
+    assert same(np.load("out.npy"), np.stack([image(k) for k in range(1, 4)]))
+
+
+def test_a_file_rewritten_since_it_was_listed_is_named(frames: Path) -> None:
+    stack = open_stack("frames")
+    tifffile.imwrite(frames / "img_3.tif", image(77), photometric="minisblack")
+    os.utime(frames / "img_3.tif", ns=(3, 3))
+    with pytest.raises(BadFilesError, match=r"img_3\.tif  changed since it was listed"):
+        stack.to_npy("out.npy", progress=False)
+    with pytest.raises(BadFilesError, match=r"img_3\.tif  changed since it was listed"):
+        stack[3]
+    assert same(open_stack("frames")[3], image(77))
+
+
+@pytest.mark.parametrize(
+    "source", ["./x/../frames", "x//..//./frames/", "frames/../frames/./*.tif", "x/../frames/img_*.tif"]
+)
+def test_names_are_right_however_a_source_is_written(frames: Path, source: str) -> None:
+    (frames.parent / "x").mkdir()
+    stack = open_stack(source, labels=r"^img_(?P<k>\d+)\.tif$")
+    assert stack.names == tuple(f"img_{k}.tif" for k in range(12))
+    assert stack.labels["k"].tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("dtype", ["S5", "U5"])
+@pytest.mark.parametrize("join", ["stack", "concat"])
+def test_texts_have_their_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, join: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    for k in range(3):
+        np.save(tmp_path / "in" / f"{k}.npy", np.array(["a", "bc"] if join == "concat" else "a", dtype))
+    open_stack("in", join=join).to_npy("out.npy", progress=False)
+    assert open_stack("in", join=join).to_npy("out.npy", progress=False).files == 0
+
+
+def test_times_beyond_those_of_64_bits(frames: Path, expected: Array) -> None:
+    os.utime(frames / "img_3.tif", (16725225600, 16725225600))  # in the year 2500
+    open_stack("frames").to_npy("out.npy", progress=False)
+    assert same(np.load("out.npy"), expected)
+
+
+def test_a_name_with_a_carriage_return(frames: Path) -> None:
+    (frames / "img_3.tif").rename(frames / "img_3\r.tif")
+    open_stack("frames").to_npy("out.npy", progress=False)
+    assert open_stack("frames").to_npy("out.npy", progress=False).files == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 2**62), (1,) * 70, (2**31, 2**31, 0)], ids=["huge", "axes", "zero"])
+def test_shapes_that_no_array_can_have(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    text = repr({"descr": "<u2", "fortran_order": False, "shape": shape}).encode()
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    with pytest.raises(BadFilesError, match=r"x\.npy"):
+        open_stack(tmp_path)
+
+
+def test_memory_for_a_file_in_fortran_order_is_bounded(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.asfortranarray(image(1, (60, 70, 80), "int32")))
+    joined = open_stack(tmp_path, join="concat")
+    assert same(joined.array, image(1, (60, 70, 80), "int32"))
+    part, bad = joined.block(7, 31).read()
+    assert not bad
+    assert same(part, image(1, (60, 70, 80), "int32")[7:31])

@@ -100,7 +100,7 @@ def _read_fortran(descriptor: int, header: NpyHeader, out: Array, start: int) ->
         return
     *leading, last = header.shape
     step = math.prod(leading) * header.dtype.itemsize
-    at_once = max(1, SLAB_NBYTES // step)
+    at_once = max(1, min(SLAB_NBYTES, out.nbytes) // step)
     for k in range(0, last, at_once):
         slab = np.empty((min(at_once, last - k), *leading[::-1]), header.dtype)
         read_at(descriptor, as_bytes(slab).data, header.offset + k * step)

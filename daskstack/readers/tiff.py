@@ -159,15 +159,19 @@ def _refuse_logged(path: str, taken: list[str]) -> None:
 def _only_series(path: str, tif: TiffFile) -> TiffPageSeries:
     """The one image, or stack of pages, that the file holds."""
     series = tif.series
-    if not series or not series[0].size or not len(tif.pages.first.tags):
+    dtype: object = series[0].keyframe.dtype if series else None  # None where tifffile has no dtype for the samples
+    if dtype is None or not series[0].size or not len(tif.pages.first.tags):
         raise BadFileError(path, "a TIFF file without an image that can be read")
     # What tifffile takes for the lower levels of a pyramid must say that it is reduced, or lie in a sub-directory.
     odd: list[Any] = [p for s in series[1:] for p in s.pages]
     odd += [p for level in series[0].levels[1:] for p in level.pages if not _is_lower_level(p)]
     if odd:
         first = min(odd, key=lambda p: p.index)
-        others = f"{shape_text(series[0].keyframe.shape)} {series[0].dtype}"
-        raise BadFileError(path, f"page {first.index} {shape_text(first.shape)} {first.dtype}", f"{others}, as page 0")
+        found = f"{shape_text(first.shape)} {first.dtype}"
+        due = f"{shape_text(series[0].keyframe.shape)} {series[0].dtype}"
+        if found == due:
+            raise BadFileError(path, f"page {first.index} is stored in another way than page 0")
+        raise BadFileError(path, f"page {first.index} {found}", f"{due}, as page 0")
     return series[0]
 
 
