@@ -126,8 +126,9 @@ def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None) -> S
         results = _run_blocks(plan, stack, held.folder, progress=progress)
         _raise_failures(plan, stack, results)
         moves = plan.target.finish(held.folder, plan.out, _index(plan, stack, results))
-        staging.publish(held, moves, own_names=lambda: _replaceable(plan))
-        published = True
+        with uninterrupted():
+            staging.publish(held, moves, own_names=lambda: _replaceable(plan))
+            published = True
     except OutputExistsError:
         with suppress(DaskstackError):  # another run of this very build may have been faster
             finished = check_output(plan, stack)

@@ -1,0 +1,269 @@
+"""The fast path gives exactly what the library gives: the same pixels, or the same refusal."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from conftest import DATA, Array, image
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskstack import open_stack
+from daskstack.readers import Layout, NpyReader, Reader, TiffReader
+
+
+def both_ways(reader: Reader, first: str, paths: list[str]) -> int:
+    """Read files with and without the layout of the first; all must agree. How many the fast path took."""
+    due, layout = reader.probe(first), reader.layout(first)
+    assert layout is not None
+    taken = 0
+    for path in paths:
+        fast, slow = np.zeros((2, due.rows, *due.shape), due.dtype)
+        head = bytearray(layout.skip)
+        took = layout.read(path, fast, head)
+        bad = reader.read_into([path], slow, due)
+        assert not (took and bad), f"{path} was taken, though: {bad}"
+        if took:
+            assert np.array_equal(fast, slow)
+            taken += 1
+        through_both = np.zeros_like(slow)
+        assert [b.message for b in reader.read_into([path], through_both, due, layout=layout)] == [
+            b.message for b in bad
+        ]
+        assert bad or np.array_equal(through_both, slow)
+    return taken
+
+
+def tiffs(
+    folder: Path, options: list[dict[str, Any]], shape: tuple[int, ...] = (9, 14), dtype: str = "uint16"
+) -> list[str]:
+    paths = [str(folder / f"{k}.tif") for k in range(len(options))]
+    for k, (path, more) in enumerate(zip(paths, options, strict=True)):
+        tifffile.imwrite(path, image(k, shape, dtype), **{"photometric": "minisblack", **more})
+    return paths
+
+
+IMAGEJ = [
+    {"imagej": True, "byteorder": ">", "metadata": {"Info": "note; " * k, "min": 3.0 * 10**k, "max": 70.5}}
+    for k in range(5)
+]
+SOFTWARE = [{"software": f"v{k}", "metadata": None} for k in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        ([{}] * 4, 4),
+        ([{"byteorder": ">"}] * 4, 4),
+        ([{"bigtiff": True}] * 4, 4),
+        ([{"bigtiff": True, "byteorder": ">"}] * 4, 4),
+        ([{"rowsperstrip": 2}] * 4, 4),
+        ([{"metadata": None, "rowsperstrip": 9}] * 3, 3),
+        ([{"datetime": f"2026:01:0{k + 1} 00:00:00"} for k in range(4)], 4),
+        ([{"resolution": (10 + k, 3)} for k in range(4)], 4),
+        (IMAGEJ, 5),
+        (SOFTWARE, 1),
+        ([{"description": f"sample {k}", "metadata": None} for k in range(3)], 1),
+        (
+            [
+                {},
+                {"byteorder": ">"},
+                {"bigtiff": True},
+                {"compression": "zlib"},
+                {"tile": (16, 16)},
+                {"rowsperstrip": 1},
+            ],
+            1,
+        ),
+        ([{}, {"photometric": "miniswhite"}, {"extratags": [(65000, "s", 0, "mine", True)]}], 1),
+    ],
+)
+def test_kinds_of_tiff(tmp_path: Path, options: list[dict[str, Any]], taken: int) -> None:
+    paths = tiffs(tmp_path, options)
+    assert both_ways(TiffReader(), paths[0], paths) == taken
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "zlib"},
+        {"tile": (16, 16)},
+        {"predictor": 2, "compression": "zlib"},
+        {"subifds": 1},
+    ],
+    ids=str,
+)
+def test_files_that_are_no_one_run_of_bytes_have_no_layout(tmp_path: Path, options: dict[str, Any]) -> None:
+    with tifffile.TiffWriter(tmp_path / "0.tif") as tif:
+        tif.write(image(0, (32, 48)), photometric="minisblack", metadata=None, **options)
+        if "subifds" in options:
+            tif.write(image(0, (16, 24)), photometric="minisblack", metadata=None, subfiletype=1)
+    assert TiffReader().layout(str(tmp_path / "0.tif")) is None
+
+
+def test_pages_in_one_run_have_a_layout_only_with_one_directory(tmp_path: Path) -> None:
+    for name, options in (("pages", {"metadata": None}), ("imagej", {"imagej": True})):
+        tifffile.imwrite(tmp_path / f"{name}.tif", image(0, (3, 9, 14)), photometric="minisblack", **options)
+    with tifffile.TiffFile(tmp_path / "imagej.tif") as tif:
+        at = tif.pages.first.offset + 2 + 12 * len(tif.pages.first.tags)
+    data = bytearray((tmp_path / "imagej.tif").read_bytes())
+    struct.pack_into(">I" if data[:2] == b"MM" else "<I", data, at, 0)  # as ImageJ writes stacks: one directory
+    (tmp_path / "imagej.tif").write_bytes(data)
+    assert TiffReader().layout(str(tmp_path / "pages.tif")) is None
+    for join, rows in (("stack", 1), ("concat", 3)):
+        reader = TiffReader(join)  # type: ignore[arg-type]
+        layout = reader.layout(str(tmp_path / "imagej.tif"))
+        assert layout is not None
+        assert layout.rows == rows
+        assert both_ways(reader, str(tmp_path / "imagej.tif"), [str(tmp_path / "imagej.tif")]) == 1
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "float32", "float64", "complex64"])
+@pytest.mark.parametrize("byteorder", "<>")
+def test_dtypes_in_both_orders(tmp_path: Path, dtype: str, byteorder: str) -> None:
+    paths = tiffs(tmp_path, [{"byteorder": byteorder}] * 3, dtype=dtype)
+    assert both_ways(TiffReader(), paths[0], paths) == 3
+
+
+def test_real_files_are_taken() -> None:
+    """ImageJ's own: big-endian, the pixels at another place in each."""
+    names = ["banana0002.tif", "banana0003.tif", "banana0010.tif"]
+    assert both_ways(TiffReader(), str(DATA / names[0]), [str(DATA / n) for n in names]) == 3
+    stack = open_stack(DATA / "banana*.tif")
+    assert np.array_equal(np.asarray(stack.array), np.stack([tifffile.imread(DATA / n) for n in names]))
+
+
+def test_a_directory_behind_the_pixels(tmp_path: Path) -> None:
+    """As libtiff writes: header, pixels, directory."""
+    paths = []
+    for k in range(3):
+        pixels = image(k).tobytes()
+        begin = 8 + len(pixels) + k * 2  # at another place in each
+        entries = [
+            (256, 4, 7),
+            (257, 4, 5),
+            (258, 3, 16),
+            (259, 3, 1),
+            (262, 3, 1),
+            (273, 4, 8),
+            (278, 4, 5),
+            (279, 4, 70),
+        ]
+        directory = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", c, t, 1, v) for c, t, v in entries)
+        paths.append(str(tmp_path / f"{k}.tif"))
+        Path(paths[-1]).write_bytes(
+            b"II*\0" + struct.pack("<I", begin) + pixels + bytes(k * 2) + directory + struct.pack("<I", 0)
+        )
+        assert np.array_equal(tifffile.imread(paths[-1]), image(k))
+    assert both_ways(TiffReader(), paths[0], paths) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"byteorder": ">", "rowsperstrip": 2},
+        {"bigtiff": True, "metadata": None, "datetime": "2026:01:01 00:00:00"},
+        {"imagej": True, "byteorder": ">", "metadata": {"Info": "a note", "min": 1.0, "max": 9.0}},
+    ],
+    ids=str,
+)
+def test_every_flipped_byte_and_every_cut_of_a_header(tmp_path: Path, options: dict[str, Any]) -> None:
+    (first,) = tiffs(tmp_path, [options], (5, 7))
+    data = Path(first).read_bytes()
+    path = str(tmp_path / "mutant.tif")
+    taken = 0
+    begin = TiffReader().layout(first)
+    assert begin is not None
+    for at in range(len(data) - image(0).nbytes):
+        for flip in (0x01, 0x20, 0x80, 0xFF):
+            mutant = bytearray(data)
+            mutant[at] ^= flip
+            Path(path).write_bytes(mutant)
+            taken += both_ways(TiffReader(), first, [path])
+    for size in range(0, len(data), 3):
+        Path(path).write_bytes(data[:size])
+        taken += both_ways(TiffReader(), first, [path])
+    Path(path).write_bytes(data + b"more")
+    assert both_ways(TiffReader(), first, [path]) == 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from(["plain", "imagej", "big"]),
+    edits=st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4),
+    cut=st.one_of(st.none(), st.integers(0, 600)),
+)
+def test_any_damage(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, edits: list[tuple[int, bytes]], cut: int | None
+) -> None:
+    folder = tmp_path_factory.mktemp("damage")
+    kinds: dict[str, dict[str, Any]] = {"plain": {}, "imagej": IMAGEJ[1], "big": {"bigtiff": True}}
+    (first,) = tiffs(folder, [kinds[kind]], (5, 7))
+    data = bytearray(Path(first).read_bytes())
+    for at, new in edits:
+        data[at : at + len(new)] = new
+    path = str(folder / "damaged.tif")
+    Path(path).write_bytes(data[:cut])
+    both_ways(TiffReader(), first, [path])
+
+
+@pytest.mark.parametrize("join", ["stack", "concat"])
+def test_npy(tmp_path: Path, join: Any) -> None:
+    def save(name: str, array: Array, version: tuple[int, int] = (1, 0)) -> str:
+        with open(tmp_path / name, "wb") as f:
+            np.lib.format.write_array(f, array, version=version)
+        return str(tmp_path / name)
+
+    first = save("0.npy", image(0))
+    alike = [first, save("1.npy", image(1))]
+    others = [
+        save("2.npy", image(2).astype(">u2")),
+        save("3.npy", np.asfortranarray(image(3))),
+        save("4.npy", image(4), (2, 0)),
+        save("5.npy", image(5, (4, 7))),
+        save("6.npy", image(6, dtype="int16")),
+        str(tmp_path / "gone.npy"),
+    ]
+    Path(tmp_path / "7.npy").write_bytes(Path(first).read_bytes() + b"x")
+    Path(tmp_path / "8.npy").write_bytes(Path(first).read_bytes()[:-1])
+    others += [str(tmp_path / "7.npy"), str(tmp_path / "8.npy")]
+    assert both_ways(NpyReader(join), first, [*alike, *others]) == 2
+    foreign = save("9.npy", image(9).astype(">u2"))
+    assert both_ways(NpyReader(join), foreign, [foreign, *others]) == 2
+    assert NpyReader(join).layout(others[1]) is None
+
+
+def test_few_system_calls_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open, fstat, one read, close; a second read only where the pixels begin elsewhere."""
+    calls: list[str] = []
+
+    def logged(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*args: Any) -> Any:
+            calls.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(os, name, call)
+
+    cases: list[tuple[list[dict[str, Any]], int]] = [([{}] * 3, 1), (IMAGEJ[1:4], 2)]
+    for k, (options, reads) in enumerate(cases):
+        (folder := tmp_path / str(k)).mkdir()
+        paths = tiffs(folder, options)
+        layout = TiffReader().layout(paths[0])
+        assert isinstance(layout, Layout)
+        with monkeypatch.context():
+            for name in ("open", "fstat", "preadv", "pread", "close"):
+                logged(name)
+            assert layout.read(paths[2], np.zeros((1, 9, 14), "uint16"), bytearray(layout.skip))
+        assert calls.count("preadv") + calls.count("pread") <= reads + (k > 0)
+        assert [calls.count(name) for name in ("open", "fstat", "close")] == [1, 1, 1]
+        monkeypatch.undo()
+        calls.clear()
