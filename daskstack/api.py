@@ -10,7 +10,7 @@ from typing import Any
 
 from daskstack import discover, files, targets
 from daskstack.discover import Listing, Source
-from daskstack.errors import UsageError
+from daskstack.errors import BadFileError, UsageError
 from daskstack.names import Labels
 from daskstack.plan import StorePlan, at_least_one, make_plan, most_items
 from daskstack.readers import SUFFIXES, Join
@@ -18,7 +18,7 @@ from daskstack.run import StoreReport, run
 from daskstack.stack import FileStack, open_files
 from daskstack.text import printable
 
-SAMPLE_FILES = 200
+SAMPLE_ITEMS = 200
 SAMPLE_SECONDS = 2.0
 
 
@@ -138,21 +138,22 @@ class Stack(FileStack):
             raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .npy", "let it end in .npy")
         return run(self.plan(out, **options), self, progress=progress)
 
-    def measured(self, made: StorePlan) -> StorePlan:
-        """The plan with the speed at which a sample of the files was read.
+    def measured(self, made: StorePlan) -> tuple[StorePlan, list[BadFileError]]:
+        """The plan with the speed at which a sample of the items was read, and the bad files met.
 
-        Up to 200 files spread over the stack are read one after another, for two seconds at most.
+        Up to 200 items spread over the stack are read one after another, for two seconds at most.
         """
-        step = max(1, len(self) // SAMPLE_FILES)
+        step = -(-len(self) // SAMPLE_ITEMS)
         begin = time.perf_counter()
+        bad: list[BadFileError] = []
         sampled = 0
         for item in range(0, len(self), step):
-            self.block(item, item + 1).read()
+            bad += self.block(item, item + 1).read()[1]
             sampled += 1
             if time.perf_counter() - begin > SAMPLE_SECONDS:
                 break
         rate = sampled / max(1e-9, time.perf_counter() - begin)
-        return replace(made, files_per_second=rate * len(self.files) / len(self), sampled=sampled)
+        return replace(made, files_per_second=rate * len(self.files) / len(self), sampled=sampled), bad
 
 
 def open_stack(

@@ -7,6 +7,8 @@ an increasing array of integers from 0 to ``n``: block ``k`` is the items ``boun
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -91,3 +93,45 @@ def cut(file_rows: NDArray[np.int64], items: int, most_items: int) -> NDArray[np
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """The bytes of a C-contiguous array, without a copy, whatever its dtype (a buffer knows no datetime64)."""
     return array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
+
+
+MOST_CHUNK_NBYTES = 4 << 20  # a larger image is split, so that a part of it can be read alone
+FEWEST_CHUNK_NBYTES = 32 << 10  # smaller images are joined: each chunk costs its compression and an entry in the index
+
+
+def choose_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Chunks for an array of items: one item each; a large item is halved, tiny ones are joined.
+
+    Examples
+    --------
+    >>> choose_chunks((20_000, 184, 184), 2), choose_chunks((100, 4096, 4096), 2), choose_chunks((1000, 10), 8)
+    ((1, 184, 184), (1, 1024, 2048), (410, 10))
+    """
+    count, *item = shape
+    while math.prod(item) * itemsize > MOST_CHUNK_NBYTES:
+        longest = item.index(max(item))
+        item[longest] = -(-item[longest] // 2)
+    joined = max(1, -(-FEWEST_CHUNK_NBYTES // max(1, math.prod(item) * itemsize)))
+    return (min(count, joined), *(max(1, n) for n in item))
+
+
+def choose_shards(shape: Sequence[int], itemsize: int, chunks: Sequence[int], most_items: int) -> tuple[int, ...]:
+    """Shards for given chunks: whole items, as many as a block usually takes, in whole chunks.
+
+    A shard of more than 128 MiB is halved along the axes of the item, as long as whole chunks remain.
+
+    Examples
+    --------
+    >>> choose_shards((20_000, 184, 184), 2, (1, 184, 184), 247)
+    (247, 184, 184)
+    >>> choose_shards((256, 2048, 2048), 2, (64, 64, 64), 2)
+    (64, 512, 2048)
+    """
+    rows = max(1, most_items // chunks[0]) * chunks[0]
+    grid = [-(-n // c) for n, c in zip(shape[1:], chunks[1:], strict=True)]
+    while rows * math.prod(g * c for g, c in zip(grid, chunks[1:], strict=True)) * itemsize > MAX_BLOCK_NBYTES:
+        axis = next((k for k, g in enumerate(grid) if g > 1), None)
+        if axis is None:
+            break
+        grid[axis] = -(-grid[axis] // 2)
+    return (rows, *(max(1, g) * c for g, c in zip(grid, chunks[1:], strict=True)))

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import daskstack
-from daskstack.errors import DaskstackError, StackWarning, UsageError
+from daskstack.errors import SHOWN_BAD_FILES, BadFilesError, DaskstackError, StackWarning, UsageError
+from daskstack.files import absolute
+from daskstack.text import plural
 
 if TYPE_CHECKING:
     from daskstack.api import Stack
@@ -159,7 +161,7 @@ def build(paths: tuple[str, ...], *, dry_run: bool, **options: Any) -> None:
 
 
 @main.command(short_help="What a source or an output is.")
-@click.argument("paths", nargs=-1, required=True, metavar="SRC... | OUT")
+@click.argument("paths", nargs=-1, metavar="SRC... | OUT")
 @_stack_options
 @_common_options
 def info(paths: tuple[str, ...], **options: Any) -> None:
@@ -167,7 +169,7 @@ def info(paths: tuple[str, ...], **options: Any) -> None:
     with _reported(options):
         from daskstack.run import describe_output
 
-        described = describe_output(os.path.abspath(paths[0])) if len(paths) == 1 else None
+        described = describe_output(absolute(paths[0])) if len(paths) == 1 else None
         click.echo(described or repr(_opened(_listing(paths, options), options)))
 
 
@@ -181,7 +183,7 @@ def demo(count: int, **options: Any) -> None:
     with _reported(options):
         from daskstack.demo import run_demo
 
-        run_demo(count, say=lambda text: _say(text, options))
+        run_demo(count, say=lambda text: _say(text, options), progress=False if options["quiet"] else None)
 
 
 def _plan(listing: Listing, out: str, options: dict[str, Any]) -> None:
@@ -190,11 +192,14 @@ def _plan(listing: Listing, out: str, options: dict[str, Any]) -> None:
     stack = _opened(listing, options)
     made = stack.plan(out, **_store_arguments(options))
     finished = check_output(made, stack)
-    click.echo(str(stack.measured(made)))
-    for bad in stack.condemned():
-        click.echo(f"bad     {bad}")
+    measured, met = stack.measured(made)
+    click.echo(str(measured))
     if finished is not None:
         click.echo(str(finished))
+    bad = {b.path: b for b in (*stack.condemned(), *met)}
+    if bad:
+        found = f"{plural(len(bad), 'bad file')} among those looked at; nothing was written"
+        raise BadFilesError(found, "mend or leave out these files", list(bad.values()))
     click.echo("Nothing was written.")
 
 
@@ -244,7 +249,9 @@ def _opened(listing: Listing, options: dict[str, Any]) -> Stack:
         pairs = [text.partition("=") for text in options["label"]]
         for name, equals, _ in pairs:
             if not equals:
-                raise UsageError(f"--label {name}", "write it as NAME=REGEX")
+                raise UsageError(f"--label {name} has no =", "write it as NAME=REGEX")
+        if len({name for name, _, _ in pairs}) < len(pairs):
+            raise UsageError(f"--label gives a name twice: {', '.join(name for name, _, _ in pairs)}", "name each once")
         labels = {name: regex for name, _, regex in pairs}
     stack = open_stack(
         listing,
@@ -280,6 +287,9 @@ def _reported(options: dict[str, Any]) -> Iterator[None]:
     except DaskstackError as exc:
         if options["debug"]:
             raise
+        if isinstance(exc, BadFilesError) and options["verbose"]:
+            for bad in exc.files[SHOWN_BAD_FILES:]:
+                click.echo(f"bad   {bad}", err=True)
         _fail(f"error: {exc}", USAGE if isinstance(exc, UsageError) else ERROR)
     except _Stopped as exc:
         command = shlex.join(["daskstack", *sys.argv[1:]])

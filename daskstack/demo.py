@@ -17,7 +17,7 @@ SHAPE = (128, 128)
 SEED = 0
 
 
-def run_demo(files: int, *, say: Callable[[str], None]) -> None:
+def run_demo(files: int, *, say: Callable[[str], None], progress: bool | None = None) -> None:
     """Make TIFF files in a temporary folder, build a .npy of them and compare it with NumPy's own stack.
 
     Parameters
@@ -26,6 +26,8 @@ def run_demo(files: int, *, say: Callable[[str], None]) -> None:
         How many.
     say : callable
         Takes each text for the user.
+    progress : bool, optional
+        Whether to show progress.
 
     Raises
     ------
@@ -40,7 +42,7 @@ def run_demo(files: int, *, say: Callable[[str], None]) -> None:
 
         labels = r"frame_(?P<t>\d+)_(?P<kind>[a-z]+)"
         say(f"\n$ daskstack build frames frames.npy --labels '{labels}'")
-        report = build(frames, out, labels=labels)
+        report = build(frames, out, labels=labels, progress=progress)
         say(str(report).replace(folder + os.sep, ""))
 
         begin = time.perf_counter()
@@ -67,7 +69,7 @@ def make_frames(folder: str, files: int) -> None:
     slope = np.add.outer(np.arange(SHAPE[0]), np.arange(SHAPE[1])).astype("uint16")
     for k in range(files):
         noise = rng.integers(0, 1000, SHAPE, dtype="uint16")
-        imwrite(os.path.join(folder, f"frame_{k}_{'dark' if k % 10 == 0 else 'light'}.tif"), slope + noise + k)
+        imwrite(os.path.join(folder, f"frame_{k}_{'dark' if k % 10 == 0 else 'light'}.tif"), slope + noise + k % 60_000)
 
 
 def loop(folder: str) -> np.ndarray:

@@ -138,7 +138,10 @@ def find(
 def _report(problems: Sequence[str]) -> SourceError:
     if len(problems) == 1:
         return SourceError(problems[0], "check the name; patterns are quoted, as in 'frames/*.tif'")
-    shown = [*problems[:MOST_REPORTED], *([f"and {count(len(problems) - MOST_REPORTED)} more"] * (len(problems) > 20))]
+    shown = [
+        *problems[:MOST_REPORTED],
+        *([f"and {count(len(problems) - MOST_REPORTED)} more"] * (len(problems) > MOST_REPORTED)),
+    ]
     return SourceError(f"{count(len(problems))} sources cannot be used\n  " + "\n  ".join(shown), "check the names")
 
 
@@ -253,7 +256,11 @@ def _folders(folder: str, found: _Found) -> Iterator[tuple[str, list[os.DirEntry
     todo: list[tuple[str, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
     while todo:
         path, above = todo.pop()
-        here = os.stat(path)
+        try:
+            here = os.stat(path)
+        except OSError as exc:
+            found.problems.append(f"cannot list the folder {printable(path)}: {exc.strerror}")
+            continue
         if (here.st_dev, here.st_ino) in above:
             found.left_out.append(os.path.basename(path) + "/")
             continue

@@ -12,7 +12,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ NO_SPACE = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the limit on file sizes (ulimit -f, or the file system's own) is reached",
 }
+AT_ONCE = 1 << 30  # bytes; macOS refuses 2 GiB in one call
 NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1  # linux/fs.h
@@ -59,8 +60,10 @@ def writing(path: str, need: int = 0) -> Iterator[None]:
     except OSError as exc:
         if exc.errno in NO_SPACE:
             amount = f"; {nbytes(need)} needed" if need else ""
+            free = free_space(path)
+            amount += "" if free is None else f", {nbytes(free)} free"
             raise NoSpaceError(
-                f"cannot write {shown(path)}: {NO_SPACE[exc.errno]}{amount}, {nbytes(free_space(path))} free",
+                f"cannot write {shown(path)}: {NO_SPACE[exc.errno]}{amount}",
                 "make room (or raise the quota), then the same command",
             ) from exc
         raise OutputError(
@@ -102,21 +105,22 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one that was not set from Python cannot be set again from it
+                signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
 
 
-def free_space(path: str) -> int:
-    """Bytes that an ordinary user can still write where ``path`` is or would be; 0 where nobody knows."""
+def free_space(path: str) -> int | None:
+    """Bytes that an ordinary user can still write where ``path`` is or would be; None where nobody knows."""
     folder = path
     while folder and not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     try:
         found = os.statvfs(folder or ".")
     except OSError:
-        return 0
-    return found.f_bavail * found.f_frsize
+        return None
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
 def sync(descriptor: int) -> None:
@@ -160,8 +164,19 @@ def write_new(path: str, data: bytes) -> None:
 def write_at(descriptor: int, data: memoryview[Any], offset: int) -> None:
     """Write all of ``data`` at ``offset``, however many system calls that takes."""
     while data:
-        written = os.pwrite(descriptor, data, offset)
+        written = os.pwrite(descriptor, data[:AT_ONCE], offset)
         data, offset = data[written:], offset + written
+
+
+def append_all(descriptor: int, pieces: Sequence[bytes]) -> None:
+    """Write all pieces one after another, however many system calls that takes."""
+    left = [memoryview(piece) for piece in pieces if piece]
+    while left:
+        written = os.writev(descriptor, left)
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if left:
+            left[0] = left[0][written:]
 
 
 def read_at(descriptor: int, out: memoryview[Any], offset: int) -> None:
@@ -173,7 +188,7 @@ def read_at(descriptor: int, out: memoryview[Any], offset: int) -> None:
         The file ends before.
     """
     while out:
-        done = os.preadv(descriptor, [out], offset)
+        done = os.preadv(descriptor, [out[:AT_ONCE]], offset)
         if not done:
             raise ValueError(f"the file ends {len(out)} bytes too early")
         out, offset = out[done:], offset + done

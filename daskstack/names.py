@@ -38,7 +38,7 @@ MOST_DIGITS = 30  # int() of thousands of them is refused by Python itself
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
-def read_labels(names: Sequence[str], labels: Labels | None) -> LabelArrays:
+def read_labels(names: Sequence[str], labels: Labels | None, full_names: Sequence[str] = ()) -> LabelArrays:
     r"""One array a label, in the order of the files.
 
     Parameters
@@ -49,6 +49,9 @@ def read_labels(names: Sequence[str], labels: Labels | None) -> LabelArrays:
         A regular expression with named groups; a mapping of label to regular expression (without a
         group: whether it is found; with one: its text) or to a function of the path; a function of
         the path that returns a mapping; or a CSV file whose first column is that path.
+    full_names : sequence of str, optional
+        The path of each file below the folder that all sources share; what a CSV is keyed by where
+        ``names`` stand for several files.
 
     Returns
     -------
@@ -58,7 +61,7 @@ def read_labels(names: Sequence[str], labels: Labels | None) -> LabelArrays:
     Raises
     ------
     LabelError
-        A file does not match, or has no row: all such files are named.
+        A file does not match, or has no row; it says how many and names some.
     UsageError
         The expression, a label's name or the CSV cannot be used.
 
@@ -73,7 +76,8 @@ def read_labels(names: Sequence[str], labels: Labels | None) -> LabelArrays:
         return {}
     texts = [composed(name) for name in names]
     if isinstance(labels, os.PathLike) or (isinstance(labels, str) and labels.lower().endswith(".csv")):
-        columns = _from_csv(texts, os.fspath(labels))
+        unclear = len(set(texts)) < len(set(full_names))  # one name below several source folders
+        columns = _from_csv([composed(n) for n in full_names] if unclear else texts, os.fspath(labels))
     elif isinstance(labels, str):
         columns = _from_groups(texts, labels)
     elif isinstance(labels, Mapping):
@@ -85,9 +89,12 @@ def read_labels(names: Sequence[str], labels: Labels | None) -> LabelArrays:
             f"labels is {type(labels).__name__}",
             "give a regular expression, a mapping of names to expressions, a function or a CSV file",
         )
+    if len({str(name).casefold() for name in columns}) < len(columns):
+        raise UsageError(f"labels {', '.join(columns)} differ in upper and lower case only", "choose other names")
     arrays = {_checked_name(name): _as_array(name, values) for name, values in columns.items()}
     for name, values in arrays.items():
         _warn_of_gap(name, values)
+        _warn_of_constant(name, values)
     return arrays
 
 
@@ -114,14 +121,14 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
     try:
         return re.compile(composed(pattern))
     except re.error as exc:
-        raise UsageError(f"{where}: {pattern!r} is not a regular expression: {exc}", "mend the expression") from exc
+        raise UsageError(f"{where}: '{pattern}' is not a regular expression: {exc}", "mend the expression") from exc
 
 
 def _from_groups(texts: Sequence[str], pattern: str) -> dict[str, list[Any]]:
     expression = _compiled(pattern, "labels")
     if not expression.groupindex:
         raise UsageError(
-            f"labels={pattern!r} has no named group",
+            f"labels='{pattern}' has no named group",
             r"name what is to become a label, as in t(?P<t>\d+); for found or not, give {name: expression}",
         )
     matches = [expression.search(text) for text in texts]
@@ -131,11 +138,13 @@ def _from_groups(texts: Sequence[str], pattern: str) -> dict[str, list[Any]]:
 
 def _column(texts: Sequence[str], name: str, rule: str | Callable[[str], Any]) -> list[Any]:
     if not isinstance(rule, str):
+        if not callable(rule):
+            raise UsageError(f"label {name}: {rule!r}", "give a regular expression, or a function of the path")
         return [_called(rule, text) for text in texts]
     expression = _compiled(rule, f"label {name}")
     if expression.groups > 1:
         raise UsageError(
-            f"label {name}: {rule!r} has {expression.groups} groups", "mark all but one as (?:...), or use labels="
+            f"label {name}: '{rule}' has {expression.groups} groups", "mark all but one as (?:...), or use labels="
         )
     matches = [expression.search(text) for text in texts]
     if not expression.groups:
@@ -158,13 +167,15 @@ def _refuse_unmatched(texts: Sequence[str], missing: Sequence[bool], pattern: st
     if bad:
         raise LabelError(
             f"{count(len(bad))} of {plural(len(texts), 'file')} {'does' if len(bad) == 1 else 'do'} not match "
-            f"{pattern!r}: {listed(bad)}",
-            "mend the expression or the names, or choose the files by a pattern",
+            f"'{pattern}': {listed(bad)}",
+            "mend the expression or the names; what it sees is the path below the source folder, as shown",
         )
 
 
 def _from_function(texts: Sequence[str], function: Callable[[str], Mapping[str, Any]]) -> dict[str, list[Any]]:
     rows = [_called(function, text) for text in texts]
+    if not isinstance(rows[0], Mapping):
+        raise UsageError(f"labels: the function returns {rows[0]!r}", "return a mapping of names to values")
     columns: dict[str, list[Any]] = {name: [] for name in rows[0]}
     for text, row in zip(texts, rows, strict=True):
         if row.keys() != columns.keys():
@@ -269,6 +280,11 @@ def missing_numbers(values: NDArray[Any]) -> NDArray[Any]:
     if not len(present) < expected < 2 * len(present):
         return present[:0]
     return np.setdiff1d(np.arange(int(present[0]), int(present[-1]) + 1, step), present)
+
+
+def _warn_of_constant(name: str, values: NDArray[Any]) -> None:
+    if values.dtype.kind == "b" and len(values) > 1 and (values.all() or not values.any()):
+        warnings.warn(f"label {name} is {values[0]} for every file", StackWarning, stacklevel=2)
 
 
 def _warn_of_gap(name: str, values: NDArray[Any]) -> None:

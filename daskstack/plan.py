@@ -24,7 +24,7 @@ SCHEDULERS = ("threads", "synchronous")
 PLAN_FORMAT = 1  # part of the plan id: to be raised whenever the same decisions give other bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class StorePlan:
     """What a build will do.  Made by :meth:`daskstack.Stack.plan`.
 
@@ -51,10 +51,14 @@ class StorePlan:
         Bound on the bytes held for data at once.
     overwrite : bool
         Whether an output of daskstack's own may be replaced.
-    free : int
-        Bytes free on the output's disk.
+    free : int, optional
+        Bytes free on the output's disk, where that is known.
+    files : int
+        Files to read.
     files_per_second : float, optional
         Measured on a sample.
+    sampled : int
+        How many items it was measured on.
     about : tuple of (word, text)
         What the stack is, for printing.
     """
@@ -69,7 +73,7 @@ class StorePlan:
     scheduler: str
     memory: int
     overwrite: bool
-    free: int
+    free: int | None
     files: int
     files_per_second: float | None = None
     sampled: int = 0
@@ -90,18 +94,21 @@ class StorePlan:
         items = self.target.shape[0]
         unit = "file" if items == self.files else "item"
         workers = plural(self.threads, "thread") if self.scheduler == "threads" else "one after another"
-        work = f"{plural(self.blocks, 'block')} of {plural(per_block, unit)}, {workers}"
+        up_to = "" if per_block * self.blocks == items else "up to "
+        work = f"{plural(self.blocks, 'block')} of {up_to}{plural(per_block, unit)}, {workers}"
         disk = f"{nbytes(self.target.nbytes)} in {plural(len(self.final_names), 'file')}"
         rows = [
             *self.about,
             ("work", f"{work}, at most {nbytes(self.memory)} memory"),
-            ("disk", f"{disk}; free {nbytes(self.free)}"),
+            ("disk", f"{disk}; free {'unknown' if self.free is None else nbytes(self.free)}"),
         ]
         if self.files_per_second:
             left = duration(self.files / self.files_per_second)
             rate = f"{count(round(self.files_per_second))} files/s"
-            rows.append(("time", f"about {left} (reading {count(self.sampled)} of the files: {rate})"))
+            rows.append(("time", f"about {left} (reading {count(self.sampled)} {unit}s: {rate})"))
         return table(rows)
+
+    __repr__ = __str__
 
 
 def make_plan(
@@ -117,7 +124,7 @@ def make_plan(
     scheduler: str | None,
     memory_limit: float | str | None,
     overwrite: bool,
-    free: int,
+    free: int | None,
     about: Sequence[tuple[str, str]] = (),
 ) -> StorePlan:
     """Decide everything.
@@ -137,9 +144,9 @@ def make_plan(
         if a_block > limit:
             raise UsageError(
                 f"memory_limit={memory_limit}: one block takes {nbytes(a_block)}",
-                f"give at least {nbytes(a_block)}, or fewer files_per_block",
+                f"give at least {nbytes(a_block)}",
             )
-        workers = min(workers, limit // a_block)
+        workers = min(workers, limit // max(1, a_block))
     return StorePlan(
         out=out,
         target=target,

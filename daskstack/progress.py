@@ -30,8 +30,8 @@ class Progress:
         self.done = self.nbytes = self.bad = 0
         self.begin = self.told = time.monotonic()
         self.bar: Any = None
-        self.wanted = wanted is not False and sys.stderr is not None and not sys.stderr.closed
-        if self.wanted and (sys.stderr.isatty() or _in_notebook()):
+        self.wanted = wanted is not False and sys.stderr is not None and not getattr(sys.stderr, "closed", False)
+        if self.wanted and (_in_terminal() or _in_notebook()):
             from tqdm.auto import tqdm
 
             make: Any = tqdm
@@ -71,8 +71,9 @@ class Progress:
         """What is done, how fast, how many are bad, how long it will take."""
         elapsed = max(1e-9, time.monotonic() - self.begin)
         left = duration(elapsed * (self.total - self.done) / self.done) if self.done else "?"
-        rate = self.nbytes / elapsed / 1e9
-        return f"{count(self.done)}/{count(self.total)} {self.unit}  {rate:.2f} GB/s  bad {self.bad}  left {left}"
+        rate = self.nbytes / elapsed
+        speed = f"{rate / 1e9:.2f} GB/s" if rate >= 1e7 else f"{rate / 1e6:.2f} MB/s"
+        return f"{count(self.done)}/{count(self.total)} {self.unit}  {speed}  bad {self.bad}  left {left}"
 
     def _line(self) -> None:
         self.told = time.monotonic()
@@ -81,6 +82,11 @@ class Progress:
             sys.stderr.flush()
         except OSError:  # who reads it has gone, or its disk is full: no reason to stop
             self.wanted = False
+
+
+def _in_terminal() -> bool:
+    isatty = getattr(sys.stderr, "isatty", None)  # what stands in for stderr in other programs may have none
+    return bool(isatty and isatty())
 
 
 def _in_notebook() -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,15 @@ import numpy as np
 import daskstack
 from daskstack import staging
 from daskstack.blocks import as_bytes
-from daskstack.errors import BadFileError, BadFilesError, DaskstackError, NoSpaceError, OutputError, OutputExistsError
+from daskstack.errors import (
+    SHOWN_BAD_FILES,
+    BadFileError,
+    BadFilesError,
+    DaskstackError,
+    NoSpaceError,
+    OutputError,
+    OutputExistsError,
+)
 from daskstack.files import uninterrupted
 from daskstack.plan import StorePlan
 from daskstack.progress import Progress
@@ -30,7 +39,7 @@ from daskstack.text import count, duration, listed, nbytes, plural, printable, s
 log = logging.getLogger("daskstack")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StoreReport:
     """What a build did; print it.
 
@@ -46,6 +55,8 @@ class StoreReport:
         Files read; 0 where the output was there already.
     seconds : float
         From plan to publication.
+    left_out : int
+        Names that the scan for files left out.
     """
 
     out: str
@@ -54,6 +65,7 @@ class StoreReport:
     dtype: np.dtype[Any]
     files: int
     seconds: float
+    left_out: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -65,6 +77,9 @@ class StoreReport:
         if self.files:
             rate = count(round(self.files / max(1e-9, self.seconds)))
             head = f"done  {what} in {duration(self.seconds)}, {rate} files/s"
+            head += (
+                f"\n      from {plural(self.files, 'file')}; {count(self.left_out)} left out" if self.left_out else ""
+            )
         else:
             head = f"done  {what}: it was there already, made from these files"
         meaning = {".csv": "row to file", ".json": "how it was made", ".npy": "label"}
@@ -72,6 +87,8 @@ class StoreReport:
         beside.sort(key=lambda text: not text.endswith("(row to file)"))
         read = f'np.load("{shown(self.out)}", mmap_mode="r")'
         return "\n".join([head, *(f"      {b}" for b in beside), f"read  {read}"])
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True)
@@ -116,7 +133,7 @@ def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None) -> S
     if finished is not None:
         return finished
     log.info("%s", plan)
-    for bad in stack.condemned():
+    for bad in stack.condemned()[:SHOWN_BAD_FILES]:
         log.warning("bad   %s", bad)
     held: staging.Staging | None = None
     published = False
@@ -139,7 +156,8 @@ def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None) -> S
         if held is not None:
             staging.remove(held, published=published)
     report = (plan.out, plan.final_names[:-1], plan.target.shape, plan.target.dtype)
-    return StoreReport(*report, files=len(stack.files), seconds=time.monotonic() - begin)
+    left_out = len(stack.listing.left_out)
+    return StoreReport(*report, files=len(stack.files), seconds=time.monotonic() - begin, left_out=left_out)
 
 
 def check_output(plan: StorePlan, stack: FileStack) -> StoreReport | None:
@@ -173,7 +191,7 @@ def check_output(plan: StorePlan, stack: FileStack) -> StoreReport | None:
             raise OutputExistsError(*_why_not_again(plan, changed, missing))
     _refuse_taken(plan, own)
     need = plan.need - staging.size_of(plan.out, plan.plan_id)  # a run that was killed took its room already
-    if plan.free < need:
+    if plan.free is not None and plan.free < need:
         raise NoSpaceError(
             f"{shown(plan.out)} needs {nbytes(need)}; {nbytes(plan.free)} are free on its disk (or in its quota)",
             "make room, or choose another disk",
@@ -197,13 +215,13 @@ def _refuse_taken(plan: StorePlan, own: tuple[str, ...]) -> None:
     for name in plan.final_names:
         if not os.path.lexists(name) or name in may_go:
             continue
-        if name in own:
-            raise OutputExistsError(
-                f"{shown(name)} exists, of an output that is gone; it was not touched",
-                "move it away, or --overwrite it",
-            )
-        whose = f"{shown(name)} exists and was not made by daskstack"
-        raise OutputExistsError(f"{whose}; it was not touched", "choose another OUT")
+        what, advice = "was not made by daskstack", "choose another OUT"
+        if plan.target.read_record(plan.out) is not None and os.path.lexists(plan.out):
+            what, advice = "was changed since daskstack made it", "move it away, or choose another OUT"
+        elif name in own:
+            what, advice = "belongs to an output that is gone", "move it away, or --overwrite it"
+        taken = plan.out if plan.out not in own and os.path.lexists(plan.out) else name
+        raise OutputExistsError(f"{shown(taken)} exists and {what}; it was not touched", advice)
 
 
 def _replaceable(plan: StorePlan) -> tuple[str, ...]:
@@ -256,7 +274,6 @@ def _why_not_again(plan: StorePlan, changed: list[str] | None, missing: list[str
 
 def _run_blocks(plan: StorePlan, stack: FileStack, folder: str, *, progress: bool | None) -> list[BlockResult]:
     """Every block's result, in order; the first failure that is no file's fault ends the run."""
-    from dask.callbacks import Callback
     from dask.task_spec import Task
 
     edges = plan.bounds.tolist()
@@ -271,24 +288,36 @@ def _run_blocks(plan: StorePlan, stack: FileStack, folder: str, *, progress: boo
 
         def told(_: str, result: BlockResult, *__: Any) -> None:
             if result.error is not None:
-                raise result.error
+                raise _explained(result.error)
             items = edges[result.block + 1] - edges[result.block]
             shown_progress.update(items, items * item, len(result.bad))
 
-        with Callback(posttask=told):
-            return list(_get(plan, graph, keys))
+        return list(_get(plan, graph, keys, told))
 
 
-def _get(plan: StorePlan, graph: Mapping[str, Any], keys: list[str]) -> Any:
-    """Run the graph; dask.threaded is called by itself, since naming "threads" would import distributed."""
+def _explained(error: Exception) -> Exception:
+    """What is no file's fault, with what to do about it."""
+    if isinstance(error, MemoryError):
+        return DaskstackError("there is not enough memory for a block", "fewer threads, or a memory_limit")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return DaskstackError("too many files are open", "raise the limit (ulimit -n), or fewer threads")
+    return error
+
+
+def _get(plan: StorePlan, graph: Mapping[str, Any], keys: list[str], told: Callable[..., None]) -> Any:
+    """Run the graph; dask.threaded is called by itself, since naming "threads" would import distributed.
+
+    The callback is handed over, not registered: registered ones hear of every computation of the process.
+    """
+    callbacks = [(None, None, None, told, None)]
     if plan.scheduler == "synchronous":
         from dask.local import get_sync
 
-        return get_sync(graph, keys)
+        return get_sync(graph, keys, callbacks=callbacks)
     from dask.threaded import get
 
     with ThreadPoolExecutor(plan.threads) as pool:
-        return get(graph, keys, pool=pool)
+        return get(graph, keys, pool=pool, callbacks=callbacks)
 
 
 def _raise_failures(plan: StorePlan, stack: FileStack, results: list[BlockResult]) -> None:
@@ -322,6 +351,7 @@ def _record(plan: StorePlan, stack: FileStack) -> dict[str, Any]:
         "sources": list(stack.listing.sources),
         "root": stack.root,
         "join": stack.reader.join,
+        "options": stack.options,
         "filled": [],
     }
 

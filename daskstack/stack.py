@@ -9,7 +9,7 @@ import os
 import pickle
 import uuid
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,7 +35,7 @@ HEADER_THREADS = 8
 ADVICE_FILES = "mend or leave out these files"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockRead:
     """The block a task reads: its files, and which of their items; small, so that it can travel.
 
@@ -117,7 +117,7 @@ def load_block(block: BlockRead) -> NDArray[Any]:
     return array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FileStack:
     """Ordered files whose items make one array; see :class:`daskstack.Stack` for what people use.
 
@@ -143,6 +143,8 @@ class FileStack:
         Files a block, where the user chose.
     layout : Layout, optional
         How the file that gave the header is laid out, where others like it can be read without a library.
+    options : dict
+        How it was opened, for the record.
     """
 
     listing: Listing
@@ -156,6 +158,7 @@ class FileStack:
     labels: LabelArrays
     files_per_block: int | None
     layout: Layout | None
+    options: dict[str, Any]
 
     def __len__(self) -> int:
         return len(self.file_of)
@@ -188,18 +191,16 @@ class FileStack:
     @cached_property
     def root(self) -> str:
         """The folder below which all files lie."""
-        folders = {p[: len(p) - len(b)] for p, b in zip(self.listing.paths, self.listing.below, strict=True)}
-        return os.path.commonpath(folders)
+        return _root(self.listing)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The files' paths below :attr:`root`, in order; what the index holds."""
-        start = len(self.root.rstrip("/")) + 1
-        return tuple(path[start:] for path in self.listing.paths)
+        return _names(self.listing)
 
     def __getitem__(self, key: Any) -> Any:
         """One item as a NumPy array (one file is read), or for a slice or an array of indices a stack."""
-        if isinstance(key, int | np.integer):
+        if isinstance(key, int | np.integer) and not isinstance(key, bool):
             if not -len(self) <= key < len(self):
                 raise IndexError(f"item {key} of a stack of {len(self)}")
             item = int(key) % len(self)
@@ -207,6 +208,8 @@ class FileStack:
         if isinstance(key, tuple):
             raise IndexError("a stack is indexed along its items alone; slice .array for the rest")
         items = np.arange(len(self))[key]
+        if items.ndim != 1:
+            raise IndexError(f"{key!r} is no index of a stack: give a number, a slice, or a list of numbers or a mask")
         if not len(items):
             raise IndexError(f"no item is left of {len(self)}")
         return self._subset(items)
@@ -228,6 +231,7 @@ class FileStack:
             file_of=file_of,
             row_of=self.row_of[items],
             labels={name: values[items] for name, values in self.labels.items()},
+            options={**self.options, "items": f"{len(items)} of {len(self)}"},
         )
 
     @cached_property
@@ -274,6 +278,8 @@ class FileStack:
 
     def condemned(self) -> list[BadFileError]:
         """The files that their size alone shows to be bad; where it makes one suspect, its header is read."""
+        if self.reader.join == "concat":  # all headers were read when it was opened
+            return []
         sizes = self.listing.sizes
         suspects = sizes == 0
         if self.reader.alike_in_size:
@@ -377,7 +383,7 @@ def open_files(
         The files are of several formats, or an option makes no sense.
     """
     reads = _one_reader(listing, join, reader)
-    arrays = read_labels(listing.below, labels)
+    arrays = read_labels(listing.below, labels, _names(listing))
     if sort_by is not None:
         order = sort_order(arrays, sort_by)
         listing = replace(
@@ -408,8 +414,40 @@ def open_files(
         row_of=np.arange(len(file_of)) - firsts[file_of],
         labels={name: values[file_of] for name, values in arrays.items()},
         files_per_block=files_per_block,
-        layout=reads.layout(header_from),
+        layout=_layout(reads, header_from),
+        options=_options(labels=labels, sort_by=sort_by, reader=reader, files_per_block=files_per_block),
     )
+
+
+def _options(**given: Any) -> dict[str, Any]:
+    """The options that were given, as JSON can hold them."""
+    return {name: _as_json(value) for name, value in given.items() if value is not None}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(v) for name, v in value.items()}
+    if isinstance(value, str | int | os.PathLike):
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+    return [_as_json(v) for v in value] if isinstance(value, Sequence) else getattr(value, "__qualname__", repr(value))
+
+
+def _root(listing: Listing) -> str:
+    """The folder below which all source folders lie."""
+    return os.path.commonpath({p[: len(p) - len(b)] for p, b in zip(listing.paths, listing.below, strict=True)})
+
+
+def _names(listing: Listing) -> tuple[str, ...]:
+    start = len(_root(listing).rstrip("/")) + 1
+    return tuple(path[start:] for path in listing.paths)
+
+
+def _layout(reader: Reader, path: str) -> Layout | None:
+    """How a file is laid out; None where that cannot be told, and every file is read by its library."""
+    try:
+        return reader.layout(path)
+    except Exception:  # noqa: BLE001  # a header so odd that only the library copes
+        return None
 
 
 def _one_reader(listing: Listing, join: Join, function: Callable[[str], Any] | None) -> Reader:
@@ -505,7 +543,8 @@ def _identity(reader: Reader) -> bytes:
         function = function.func
     called = function if hasattr(function, "__code__") else type(function).__call__
     code = getattr(called, "__code__", None)  # none where it is written in C
-    return state + (marshal.dumps(code) if code else b"")
+    defaults = repr((getattr(called, "__defaults__", None), getattr(called, "__kwdefaults__", None)))
+    return state + (marshal.dumps(code) if code else b"") + defaults.encode()
 
 
 def _some(names: Sequence[str]) -> str:

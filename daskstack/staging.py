@@ -11,10 +11,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
+import re
 import shutil
 import socket
 import stat
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +35,11 @@ LOCK = "lock"
 REPLACED = "replaced"
 MOST_MANIFEST_BYTES = 1 << 20
 TRIES = 10
+NEW_FOR = 60.0  # seconds
+NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}  # Lustre without -o flock, FUSE
+_PRIVATE = re.compile(r"\.[0-9a-f]{32}")
+
+log = logging.getLogger("daskstack")
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,12 @@ def _locked(folder: str, flags: int) -> int:
     """A descriptor that holds the folder's lock and says who does; freed when the process ends, however it does."""
     descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            if exc.errno not in NO_LOCKS:
+                raise
+            log.debug("%s: no locks on this file system; nothing will tell of a second run", folder)
         who = f"{socket.gethostname()}, pid {os.getpid()}, since {datetime.now(UTC).isoformat(timespec='seconds')}"
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, who.encode(), 0)
@@ -148,12 +161,18 @@ def _take_over(folder: str, plan_id: str, target: Target) -> Staging:
         message = f"{shown(folder)} is held by another run of this build ({who})"
         raise OutputError(message, "wait for it, or stop it") from None
     try:
-        os.stat(os.path.join(folder, LOCK))  # gone, if the run that held it removed the folder meanwhile
+        _check_same(lock, os.path.join(folder, LOCK))
         target.renew(folder)
     except BaseException:
         os.close(lock)
         raise
     return Staging(folder, lock, root_is_own=True)
+
+
+def _check_same(descriptor: int, path: str) -> None:
+    """A folder that its owner removed and another run made anew has another lock by the same name."""
+    if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def _manifest_id(folder: str) -> str | None:
@@ -173,13 +192,18 @@ def _manifest_id(folder: str) -> str | None:
 
 
 def _sweep(root: str) -> None:
-    """Remove what killed processes left under random names: folders whose lock nobody holds."""
+    """Remove what killed processes left under random names: folders whose lock nobody holds any more."""
     for name in os.listdir(root):
         private = os.path.join(root, name)
-        if name.startswith(".") and len(name) == 33 and os.path.isfile(os.path.join(private, LOCK)):
-            with suppress(OSError):  # held by a live run
-                lock = _locked(private, 0)
-                shutil.rmtree(private)
+        if not _PRIVATE.fullmatch(name):
+            continue
+        with suppress(OSError):
+            lock = os.open(os.path.join(private, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if time.time() - os.fstat(lock).st_mtime > NEW_FOR:  # a new one is not locked yet
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(private)
+            finally:
                 os.close(lock)
 
 
@@ -265,7 +289,11 @@ def recover(out: str, target: Target) -> None:
     folders = [os.path.join(root, name) for name in os.listdir(root)] if os.path.isdir(root) else []
     for folder in folders:
         if os.path.isdir(os.path.join(folder, REPLACED)) and _manifest_id(folder) == os.path.basename(folder):
-            with files.writing(out), files.uninterrupted(), suppress(BlockingIOError):  # a live run's own
+            with (
+                files.writing(out),
+                files.uninterrupted(),
+                suppress(BlockingIOError, FileNotFoundError),
+            ):  # a live run's own
                 lock = _locked(folder, 0)
                 try:
                     _put_back(folder, out, target)
@@ -281,8 +309,9 @@ def _put_back(folder: str, out: str, target: Target) -> None:
         if out in published:  # it was done but for throwing the old files away
             shutil.rmtree(aside)
             return
-        for name in published:
-            os.unlink(name)
+        for name in published:  # the new ones have left the folder; what is still there has its older twin in place
+            if not os.path.lexists(os.path.join(folder, os.path.basename(name))):
+                os.unlink(name)
     for name in os.listdir(aside):
         try:
             files.move_new(os.path.join(aside, name), os.path.join(os.path.dirname(out), name))

@@ -47,13 +47,15 @@ def nbytes(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as ``m:ss`` or ``h:mm:ss``.
+    """A time as ``m:ss`` or ``h:mm:ss``; a short one in seconds.
 
     Examples
     --------
-    >>> duration(99), duration(7322)
-    ('1:39', '2:02:02')
+    >>> duration(0.52), duration(99), duration(7322)
+    ('0.5 s', '1:39', '2:02:02')
     """
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

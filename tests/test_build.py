@@ -132,6 +132,7 @@ def test_the_record_says_how_it_was_made(frames: Path) -> None:
         "sources": ["frames"],
         "root": str(frames),
         "join": "stack",
+        "options": {"labels": {"k": r"_(\d+)"}},
         "filled": [],
     }
     for name, entry in side_files.items():
@@ -300,7 +301,7 @@ def test_an_output_that_is_an_input_is_refused(
     elif how == "hard link":
         os.link("a1.npy", "out.npy")
     before = snapshot(tmp_path)
-    out, labels = ("a.npy", {"1": "a1"}) if how == "side file" else ("out.npy" if "link" in how else "a1.npy", None)
+    out, labels = ("a.npy", {"1": "a.1"}) if how == "side file" else ("out.npy" if "link" in how else "a1.npy", None)
     if how == "side file":
         os.rename("a1.npy", "a.1.npy")
         before = snapshot(tmp_path)
@@ -351,7 +352,7 @@ def test_an_output_that_was_changed_is_not_its_own_any_more(frames: Path, at: in
     data = bytearray(Path("out.npy").read_bytes())
     data[at] ^= 1
     Path("out.npy").write_bytes(data)
-    with pytest.raises(OutputExistsError, match=r"out\.npy exists and was not made by daskstack"):
+    with pytest.raises(OutputExistsError, match=r"out\.npy exists and was changed since daskstack made it"):
         build("frames", "out.npy", limit=3, overwrite=True, progress=False)
     assert Path("out.npy").read_bytes() == data
 
@@ -360,7 +361,7 @@ def test_a_label_file_that_was_changed_is_not_overwritten(frames: Path) -> None:
     build("frames", "out.npy", labels={"k": r"_(\d+)"}, progress=False)
     np.save("out.k.npy", np.arange(12) + 1)
     before = snapshot(frames.parent)
-    with pytest.raises(OutputExistsError, match=r"out\.k\.npy exists and was not made by daskstack"):
+    with pytest.raises(OutputExistsError, match=r"out\.k\.npy exists and was changed since daskstack made it"):
         build("frames", "out.npy", labels={"k": r"_(\d+)"}, limit=3, overwrite=True, progress=False)
     assert snapshot(frames.parent) == before
 
@@ -456,7 +457,7 @@ def test_a_plan_prints_what_would_happen(frames: Path, monkeypatch: pytest.Monke
         "order   natural: img_0.tif, img_1.tif, img_2.tif ... img_11.tif",
         "array   (item 12, y 5, x 7) uint16, 840 B; item from img_0.tif",
         "labels  k (0 to 11)",
-        "work    3 blocks of 5 files, 2 threads, at most 980 B memory",
+        "work    3 blocks of up to 5 files, 2 threads, at most 980 B memory",
         "disk    840 B in 4 files; free 212 GB",
     ]
     assert listing(frames.parent) == ["frames"]
@@ -525,7 +526,7 @@ def test_too_little_room_is_said_before_anything_is_written(frames: Path, monkey
 
 def test_the_report_says_what_was_made(frames: Path) -> None:
     text = str(build("frames", "out.npy", labels={"k": r"_(\d+)"}, progress=False)).splitlines()
-    assert text[0].startswith("done  out.npy (12, 5, 7) uint16, 840 B in 0:00, ")
+    assert text[0].startswith("done  out.npy (12, 5, 7) uint16, 840 B in 0.")
     assert text[1:] == [
         "      out.npy.index.csv (row to file)",
         "      out.npy.json (how it was made)",

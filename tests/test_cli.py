@@ -26,7 +26,7 @@ def test_build(frames: Path, expected: Array, daskstack: Run) -> None:
         "      out.k.npy (label)",
         'read  np.load("out.npy", mmap_mode="r")',
     ]
-    assert re.fullmatch(r"100%  12/12 files  \d+\.\d\d GB/s  bad 0  left 0:00\n", done.stderr)
+    assert re.fullmatch(r"100%  12/12 files  \d+\.\d\d [GM]B/s  bad 0  left 0\.\d s\n", done.stderr)
     assert same(np.load("out.npy"), expected)
     assert np.load("out.k.npy").tolist() == list(range(12))
     again = daskstack("build", "frames", "out.npy", "--labels", r"img_(?P<k>\d+)")
@@ -47,7 +47,6 @@ def test_the_second_user_s_task_in_one_line(tmp_path: Path, daskstack: Run) -> N
 
 def test_plan_writes_nothing(frames: Path, daskstack: Run) -> None:
     (frames / "notes.txt").touch()
-    (frames / "img_3.tif").write_bytes(b"")
     for command in (["plan", "frames", "out.npy"], ["build", "--dry-run", "frames", "out.npy"]):
         done = daskstack(*command)
         assert done.returncode == 0
@@ -61,10 +60,24 @@ def test_plan_writes_nothing(frames: Path, daskstack: Run) -> None:
         ]
         assert lines[3].startswith("work    12 blocks of 1 file, ")
         assert lines[4].startswith("disk    840 B in 3 files; free ")
-        assert re.fullmatch(r"time    about 0:00 \(reading 12 of the files: [\d,]+ files/s\)", lines[5])
-        assert lines[6:] == ["bad     frames/img_3.tif  empty file (0 bytes)", "Nothing was written."]
+        assert re.fullmatch(r"time    about 0\.\d s \(reading 12 files: [\d,]+ files/s\)", lines[5])
+        assert lines[6:] == ["Nothing was written."]
         assert all(len(line) <= 80 for line in lines)
     assert sorted(os.listdir(frames.parent)) == ["frames"]
+
+
+def test_plan_tells_of_bad_files_that_it_meets(frames: Path, daskstack: Run) -> None:
+    (frames / "img_3.tif").write_bytes(b"")
+    tifffile.imwrite(frames / "img_11.tif", image(0, (5, 6)), photometric="minisblack")
+    done = daskstack("plan", "frames", "out.npy")
+    assert done.returncode == 1
+    assert done.stdout.startswith("files   12 in frames (")
+    assert done.stderr.splitlines() == [
+        "error: 2 bad files among those looked at; nothing was written",
+        "  frames/img_3.tif  empty file (0 bytes)",
+        "  frames/img_11.tif  found (5, 6) uint16, due (5, 7) uint16",
+        "next  mend or leave out these files",
+    ]
 
 
 def test_bad_files(frames: Path, daskstack: Run) -> None:
@@ -93,6 +106,8 @@ def test_many_bad_files_are_counted(tmp_path: Path, daskstack: Run) -> None:
     report = lines[next(k for k, line in enumerate(lines) if line.startswith("error: ")) :]
     assert len(report) == 23
     assert report[21:] == ["  and 10 more", "next  mend or leave out these files, then the same command"]
+    verbose = daskstack("build", "in", "out.npy", "--verbose", cwd=tmp_path).stderr
+    assert all(verbose.count(f"in/{k}.npy  found") >= 1 for k in range(10, 40))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +118,16 @@ def test_many_bad_files_are_counted(tmp_path: Path, daskstack: Run) -> None:
         (["build", "frames", "out"], 2, "error: the output '"),
         (["build", "frames", "out.npy", "--threads", "0"], 2, "0 is not in the range x>=1"),
         (["build", "frames", "out.npy", "--join", "cat"], 2, "'cat' is not one of 'stack', 'concat'"),
-        (["build", "frames", "out.npy", "--label", "target"], 2, "error: --label target\nnext  write it as NAME=REGEX"),
+        (
+            ["build", "frames", "out.npy", "--label", "target"],
+            2,
+            "error: --label target has no =\nnext  write it as NAME=REGEX",
+        ),
+        (
+            ["build", "frames", "out.npy", "--label", "a=b", "--label", "a=c"],
+            2,
+            "error: --label gives a name twice: a, a",
+        ),
         (["build", "frames", "out.npy", "--label", "a=b", "--labels", "c"], 2, "error: --labels and --label are both"),
         (["build", "frames", "out.npy", "--labels", "("], 2, "error: labels: '(' is not a regular expression"),
         (["build", "frames", "out.npy", "--sort-by", "t"], 2, "error: sort_by='t': there is no such label"),
@@ -196,6 +220,14 @@ def test_quiet_says_nothing_but_errors(frames: Path, daskstack: Run) -> None:
     assert done.stderr.startswith("error: 1 of 12 files is bad; other.npy not made\n")
 
 
+def test_what_was_left_out_is_counted(frames: Path, daskstack: Run) -> None:
+    for name in ("notes.txt", ".hidden", "Thumbs.db"):
+        (frames / name).touch()
+    done = daskstack("build", "frames", "out.npy")
+    assert "      from 12 files; 3 left out\n" in done.stdout
+    assert "left out: 3 (" in daskstack("plan", "frames", "other.npy").stdout
+
+
 def test_a_gap_is_a_warning(frames: Path, daskstack: Run) -> None:
     (frames / "img_3.tif").unlink()
     done = daskstack("build", "frames", "out.npy", "--labels", r"_(?P<t>\d+)")
@@ -275,7 +307,7 @@ def test_a_bar_in_a_terminal(frames: Path) -> None:
         del os.environ["COLUMNS"]
         os.close(leader)
     drawn = [d for d in text.decode().replace("\n", "\r").split("\r") if d.strip()]
-    assert any(re.match(r"\s*\d+% \|#*[ #]*\| [\d,]+/12 files  \d+\.\d\d GB/s  bad 0  left ", d) for d in drawn)
+    assert any(re.match(r"\s*\d+% \|#*[ #]*\| [\d,]+/12 files  \d+\.\d\d [GM]B/s  bad 0  left ", d) for d in drawn)
     assert all(len(d.rstrip()) <= 80 for d in drawn)
 
 

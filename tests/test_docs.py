@@ -57,14 +57,22 @@ def named_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "frames").mkdir()
     for t in range(6):
         np.save(tmp_path / "frames" / f"t{t}_{('dark', 'light')[t % 2]}.npy", np.full((4, 5), t, "uint16"))
+        (tmp_path / "pics" / "ab"[t % 2]).mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "pics" / "ab"[t % 2] / f"{t}.npy", np.full((4, 5), t, "uint16"))
+    (tmp_path / "raw").mkdir()
+    np.full((4, 5), 7, "<u2").tofile(tmp_path / "raw" / "1.bin")
 
 
 def test_python_in_the_readme_runs(named_frames: None) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
-    exec("\n".join(blocks), {})
-    assert np.load("train.npy")[:, 0, 0].tolist() == list(range(6))
-    assert np.load("train.kind.npy").tolist() == ["dark", "light"] * 3
+    assert len(blocks) == 3
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks), names)
+    assert np.load("all.npy")[:, 0, 0].tolist() == list(range(6))
+    assert np.load("all.kind.npy").tolist() == ["dark", "light"] * 3
+    assert names["dark"].labels["t"].tolist() == [0, 2, 4]
+    assert names["half"].shape == (6, 2, 3)
+    assert np.load("raw.npy").tolist() == np.full((1, 4, 5), 7).tolist()
     assert np.load("inputs.target.npy").tolist() == [True, False] * 3
 
 
@@ -77,13 +85,14 @@ def commands() -> list[str]:
 def test_command_lines_in_the_readme_run(named_frames: None, capfd: pytest.CaptureFixture[str]) -> None:
     from daskstack.cli import main
 
-    assert len(commands()) == 4
+    assert len(commands()) == 5
     for command in commands():
         program, *arguments = shlex.split(command)
         assert program == "daskstack"
         main(arguments, standalone_mode=False)
-    assert capfd.readouterr().out.count("done  ") == 2
+    assert capfd.readouterr().out.count("done  ") == 3
     assert Path("inputs.target.npy").exists()
+    assert np.load("all.class.npy").tolist() == ["a"] * 3 + ["b"] * 3
 
 
 def test_options_in_the_readme_are_those_of_the_program() -> None:

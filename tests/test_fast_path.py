@@ -267,3 +267,22 @@ def test_few_system_calls_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert [calls.count(name) for name in ("open", "fstat", "close")] == [1, 1, 1]
         monkeypatch.undo()
         calls.clear()
+
+
+@pytest.mark.parametrize("kind", [1, 7, 11])
+def test_odd_types_of_offsets_go_through_the_library(tmp_path: Path, kind: int) -> None:
+    (path,) = tiffs(tmp_path, [{"metadata": None}])
+    with tifffile.TiffFile(path) as tif:
+        at = tif.pages.first.tags[273].offset
+    data = bytearray(Path(path).read_bytes())
+    struct.pack_into("<H", data, at + 2, kind)
+    Path(path).write_bytes(data)
+    assert TiffReader().layout(path) is None
+
+
+def test_a_long_way_to_the_pixels_is_no_fast_path(tmp_path: Path) -> None:
+    """What lies before the pixels travels with each block, or is read from each file."""
+    options: list[dict[str, Any]] = [{"extratags": [(65000, 7, 100_000, bytes(100_000), True)], "metadata": None}] * 2
+    paths = tiffs(tmp_path, options)
+    assert TiffReader().layout(paths[0]) is None
+    assert len(open_stack(paths).block(0, 2).packed) < 1000

@@ -88,7 +88,7 @@ def test_readers_know_nothing_of_each_other_but_for_the_contract() -> None:
         for path in (PACKAGE / folder).glob("*.py"):
             if path.stem not in ("__init__", "base"):
                 inner = {n.split(".")[2] for n in imports(path) if n.startswith(f"daskstack.{folder}.")}
-                assert inner <= {"base", "layout", f"{path.stem}_layout"}
+                assert inner <= {"base", "layout", "shard", f"{path.stem}_layout"}
 
 
 def test_public_names() -> None:

@@ -30,6 +30,9 @@ from daskstack.order import natural_key
         ["x9999999999999999999999.tif", "x10000000000000000000000.tif"],
         ["t٢.tif", "t١٠.tif"],  # 2 and 10 in Arabic-Indic digits
         ["scan", "scan1", "scan2"],
+        ["run_1.2", "run_1.9", "run_1.10"],
+        ["IM.1", "IM.2", "IM.10"],
+        ["v2.tar.gz", "v10.tar.gz"],
         ["é1.tif", "é2.tif", "é10.tif"],
     ],
 )
@@ -134,7 +137,7 @@ def test_a_csv_that_does_not_serve(tmp_path: Path, text: str, error: type[Except
 
 
 def test_files_that_do_not_match_are_named() -> None:
-    with pytest.raises(LabelError, match=r"^1 of 3 files does not match 't\(\?P<t>\\\\d\+\)': notes\.tif\n"):
+    with pytest.raises(LabelError, match=r"^1 of 3 files does not match 't\(\?P<t>\\d\+\)': notes\.tif\n"):
         read_labels(["t1.tif", "notes.tif", "t2.tif"], r"t(?P<t>\d+)")
     with pytest.raises(LabelError, match="2 of 3 files do not match"):
         read_labels(["t1.tif", "a.tif", "b.tif"], {"t": r"t(\d)"})
@@ -148,6 +151,9 @@ def test_files_that_do_not_match_are_named() -> None:
         ({"t": r"(t)(\d)"}, "has 2 groups"),
         ({"file": "a"}, "would hide the column of that name"),
         ({"a/b": "a"}, "cannot be part of a file's name"),
+        ({"T": "a", "t": "b"}, "differ in upper and lower case only"),
+        ({"a": 5}, "label a: 5"),
+        (lambda path: path, "the function returns 't1.tif'"),
         ({".hidden": "a"}, "cannot be part of a file's name"),
         (5, "labels is int"),
     ],
@@ -197,3 +203,18 @@ def test_a_function_that_fails_has_the_name_of_the_file() -> None:
         read_labels(["a", "b"], {"x": lambda path: {"a": 1}[path]})
     with pytest.raises(UsageError, match="label 1 is no text"):
         read_labels(["a"], {1: "a"})  # type: ignore[dict-item]
+
+
+def test_a_label_that_is_the_same_for_every_file_is_a_warning() -> None:
+    with pytest.warns(StackWarning, match="label target is False for every file"):
+        read_labels(["a.npy", "b.npy"], {"target": "zebra"})
+
+
+def test_a_csv_is_keyed_by_full_names_where_short_ones_stand_for_several_files(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    full = ["A/1.npy", "B/1.npy"]
+    table.write_text("file,y\nA/1.npy,1\nB/1.npy,2\n")
+    assert read_labels(["1.npy", "1.npy"], table, full)["y"].tolist() == [1, 2]
+    table.write_text("file,y\n1.npy,1\n")
+    with pytest.raises(LabelError, match="2 of 2 files are not in"):
+        read_labels(["1.npy", "1.npy"], table, full)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import pytest
 from conftest import Array, Run, image, same
 
 from daskstack import build, files, open_stack
-from daskstack.errors import BadFilesError, OutputError, OutputExistsError
+from daskstack.errors import BadFilesError, DaskstackError, OutputError, OutputExistsError
 from daskstack.targets import NpyTarget, crc32c
 
 OUTPUT = ["out.k.npy", "out.npy", "out.npy.index.csv", "out.npy.json"]
@@ -100,9 +103,13 @@ build("frames", "out.npy", labels={"k": r"_(\\d+)"}, overwrite=True, progress=Fa
 """
 
 
+@pytest.mark.parametrize("same_plan", [False, True])
 @pytest.mark.parametrize("step", range(1, 9))
-def test_sigkill_at_each_step_of_a_replacement_loses_nothing(frames: Path, expected: Array, step: int) -> None:
-    build("frames", "out.npy", labels=LABELS, limit=5, progress=False)
+def test_sigkill_at_each_step_of_a_replacement_loses_nothing(
+    frames: Path, expected: Array, step: int, *, same_plan: bool
+) -> None:
+    build("frames", "out.npy", labels=LABELS, limit=None if same_plan else 5, progress=False)
+    os.utime(frames / "img_5.tif", ns=(5, 5))
     before = snapshot(frames.parent)
     killed = subprocess.run([sys.executable, "-c", KILLED, str(step)], check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -218,7 +225,7 @@ def test_side_files_of_an_array_that_was_moved_away_are_kept(arrays: Path) -> No
     os.rename("out.npy", "kept.npy")
     before = snapshot(arrays)
     with pytest.raises(
-        OutputExistsError, match=r"out\.npy\.json exists, of an output that is gone; it was not touched"
+        OutputExistsError, match=r"out\.npy\.json exists and belongs to an output that is gone; it was not touched"
     ):
         build("in", "out.npy", labels={"k": r"(\d)"}, limit=2, progress=False)
     assert snapshot(arrays) == before
@@ -306,13 +313,15 @@ def test_losing_the_race_to_the_same_build_is_success(arrays: Path, monkeypatch:
 
 
 def test_what_killed_runs_left_under_random_names_is_swept(arrays: Path) -> None:
-    private = arrays / "out.npy.part" / f".{'0' * 32}"
-    private.mkdir(parents=True)
-    (private / "lock").touch()
-    (private / "data.npy").write_bytes(bytes(1000))
-    (arrays / "out.npy.part" / ".mine").mkdir()
+    for name, age in (("0" * 32, 100), ("1" * 32, 0), ("g" * 32, 100)):
+        private = arrays / "out.npy.part" / f".{name}"
+        private.mkdir(parents=True)
+        (private / "lock").touch()
+        os.utime(private / "lock", (time.time() - age, time.time() - age))
+        (private / "data.npy").write_bytes(bytes(1000))
     build("in", "out.npy", progress=False)
-    assert os.listdir(arrays / "out.npy.part") == [".mine"]
+    # One that is new may not have its lock yet; one of another form is a user's.
+    assert sorted(os.listdir(arrays / "out.npy.part")) == [f".{'1' * 32}", f".{'g' * 32}"]
 
 
 def test_a_killed_run_s_room_counts_for_the_next(arrays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +337,7 @@ def test_a_killed_run_s_room_counts_for_the_next(arrays: Path, monkeypatch: pyte
 
 
 def test_names_too_long_for_the_folder_are_refused_before_anything_is_read(arrays: Path) -> None:
-    for out, labels in (("x" * 245 + ".npy", None), ("out.npy", {"y" * 250: "t"})):
+    for out, labels in (("x" * 245 + ".npy", None), ("out.npy", {"y" * 250: r"t(\d)"})):
         with pytest.raises(OutputError, match="is longer than the 255 bytes that its folder takes"):
             build("in", out, labels=labels, progress=False)
         assert os.listdir(arrays) == ["in"]
@@ -340,3 +349,92 @@ def test_the_output_goes_where_a_link_leads(arrays: Path) -> None:
     build("in", "link/../out.npy", progress=False)
     assert (arrays / "deep" / "out.npy").is_file()
     assert not (arrays / "out.npy").exists()
+
+
+# -- what the run leans on --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
+def test_a_file_system_without_locks_will_do(arrays: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def flock(*_: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    build("in", "out.npy", progress=False)
+    assert same(np.load("out.npy"), np.stack([image(k) for k in range(4)]))
+    assert sorted(os.listdir(arrays)) == ["in", "out.npy", "out.npy.index.csv", "out.npy.json"]
+
+
+def test_the_lock_of_a_folder_that_was_made_anew_is_not_taken_for_its_own(arrays: Path) -> None:
+    """A lock file may be opened, its folder removed and made anew by another run, before it is locked."""
+    from daskstack import staging
+
+    plan = open_stack("in").plan("out.npy")
+    first = staging.prepare(plan.out, plan.plan_id, {}, plan.target)
+    real = staging._locked
+    again: list[staging.Staging] = []
+
+    def locked(folder: str, flags: int) -> int:
+        if not again and not flags:
+            old = os.open(os.path.join(folder, staging.LOCK), os.O_RDWR)
+            staging.remove(first, published=False)
+            again.append(staging.prepare(plan.out, plan.plan_id, {}, plan.target))
+            return old
+        return real(folder, flags)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "_locked", locked)
+        with pytest.raises(OutputError, match="is held by another run"):
+            staging.prepare(plan.out, plan.plan_id, {}, plan.target)
+    staging.remove(again[0], published=False)
+
+
+def test_builds_in_threads_and_other_computations_leave_each_other_alone(arrays: Path) -> None:
+    import dask.array as da
+
+    def compute(_: int) -> float:
+        return float(da.ones(1000, chunks=10).sum().compute(scheduler="threads"))
+
+    def one(k: int) -> int:
+        return build("in", f"out{k}.npy", progress=False).files
+
+    with ThreadPoolExecutor(4) as pool:
+        builds = [pool.submit(one, k) for k in range(8)]
+        sums = [pool.submit(compute, k) for k in range(8)]
+        assert [b.result() for b in builds] == [4] * 8
+        assert [s.result() for s in sums] == [1000.0] * 8
+    for k in range(8):
+        assert same(np.load(f"out{k}.npy"), np.stack([image(i) for i in range(4)]))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "there is not enough memory for a block"),
+        (OSError(errno.EMFILE, "Too many open files"), "too many files are open"),
+    ],
+)
+def test_what_is_no_file_s_fault_is_not_blamed_on_one(arrays: Path, error: Exception, message: str) -> None:
+    def read(path: str) -> Array:
+        if path.endswith("t1.npy"):
+            raise error
+        return np.asarray(np.load(path))
+
+    with pytest.raises(DaskstackError, match=message):
+        build("in", "out.npy", reader=read, progress=False)
+    assert os.listdir(arrays) == ["in"]
+
+
+def test_a_stderr_that_can_only_write_will_do(arrays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shim:
+        text = ""
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+        def flush(self) -> None:
+            pass
+
+    monkeypatch.setattr(sys, "stderr", shim := Shim())
+    build("in", "out.npy")
+    assert shim.text.startswith("100%  4/4 files  ")

@@ -559,7 +559,7 @@ def test_zero_bytes_on_the_command_line(folder: Path) -> None:
     text = command_refuses(folder, folder, folder.parent / "out.npy", says=says)
     assert "q0.tif" not in text
     plan = command("plan", folder, folder.parent / "out.npy")
-    assert re.findall(r"^bad .*(q\d\.tif)", plan.stdout, re.MULTILINE) == ["q1.tif", "q3.tif"]
+    assert re.findall(r"^  .*(q\d\.tif)  empty", plan.stderr, re.MULTILINE) == ["q1.tif", "q3.tif"]
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -1581,7 +1581,7 @@ def test_disk_fills_up_on_the_way(
 def test_disk_is_too_small(folder: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str) -> None:
     for k in range(8):
         npy(folder / f"a{k}.npy", frame(k, (256, 256)))
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=512))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=512, f_blocks=2000))
     monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("something was written"))
     with pytest.raises(NoSpaceError, match=r"out\.npy needs 1\.\d MB; 512 kB are free") as caught:
         daskstack.build(folder, folder.parent / "out.npy", scheduler=scheduler, progress=False)

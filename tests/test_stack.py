@@ -109,6 +109,9 @@ def test_one_item_reads_one_file(frames: Path, monkeypatch: pytest.MonkeyPatch) 
             stack[wrong]
     with pytest.raises(IndexError, match=r"slice \.array for the rest"):
         stack[1, 2]
+    for key in (None, np.array([[1, 2]]), np.array(3), True):
+        with pytest.raises(IndexError, match="is no index of a stack"):
+            stack[key]
 
 
 KEYS: list[Any] = [
@@ -322,6 +325,21 @@ def test_functions_that_differ_are_told_apart(tmp_path: Path, monkeypatch: pytes
     for k, again in ((2, True), (4, True), (0, False)):
         twin = open_stack("[0-2].npy", reader=Scaled(5) if k == 4 else readers[k])
         assert (twin.plan("x.npy").plan_id == stacks[k].plan("x.npy").plan_id) is again
+
+
+def test_a_changed_default_is_another_function(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", image(1))
+    before = open_stack(tmp_path, reader=with_default).plan("x.npy").plan_id
+    with_default.__defaults__ = (3,)
+    try:
+        assert open_stack(tmp_path, reader=with_default).plan("x.npy").plan_id != before
+    finally:
+        with_default.__defaults__ = (2,)
+    assert open_stack(tmp_path, reader=with_default).plan("x.npy").plan_id == before
+
+
+def with_default(path: str, factor: int = 2) -> Array:
+    return scaled(path, factor)
 
 
 def scaled(path: str, factor: int) -> Array:

@@ -241,7 +241,7 @@ def _naming(path: str) -> Iterator[None]:
     """Give every error that a file causes the file's name."""
     try:
         yield
-    except BadFileError:
+    except (BadFileError, MemoryError):
         raise
     except FileNotFoundError as exc:
         raise BadFileError(path, "no such file (it was there when the files were listed)") from exc

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage, TiffPageSeries
 
 MAGICS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
-STRIP_OFFSETS = 273
 # tifffile's letters for axes that mean something; others (unknown, sequence) get a number.
 AXES = {"T": "t", "Z": "z", "C": "c", "Y": "y", "X": "x", "S": "s"}
 MOST_RECORDS = 20

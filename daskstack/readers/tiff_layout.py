@@ -24,6 +24,8 @@ DESCRIPTION, STRIP_OFFSETS, DATE_TIME, TILE_OFFSETS = 270, 273, 306, 324
 FREE = frozenset({282, 283, DATE_TIME, 50838, 50839})
 SUB_DIRECTORIES = 330
 MOST_ENTRIES = 1 << 16  # of a directory; tifffile refuses more than 4096
+STRIP_TYPES = {3: "H", 4: "I", 16: "Q"}  # SHORT, LONG, LONG8
+MOST_NBYTES = 1 << 16  # a layout travels with every block, and what lies before the pixels is read from each file
 TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 BytesAt: TypeAlias = Callable[[int, int], bytes]
 _DISPLAY_RANGE = re.compile(rb"^(min|max)=[-+.eE\d]*\n", re.MULTILINE)  # as ImageJ writes them for each image
@@ -232,7 +234,9 @@ def read_layout(descriptor: int, skip: int, stored: np.dtype[Any], rows: int) ->
         begins = form.offset.unpack_from(directory, value_at)[0]
         data = os.pread(descriptor, count * unit, begins) if outside else directory[value_at : value_at + count * unit]
         if code in (STRIP_OFFSETS, TILE_OFFSETS):
-            codes = f"{count}{ {2: 'H', 4: 'I', 8: 'Q'}[unit] }"
+            if kind not in STRIP_TYPES:
+                return None
+            codes = f"{count}{STRIP_TYPES[kind]}"
             offsets = struct.unpack(form.order + codes, data)
             strips = value_at, codes, tuple(o - offsets[0] for o in offsets)
             mask[value_at : value_at + form.offset.size] = bytes(form.offset.size)
@@ -241,7 +245,7 @@ def read_layout(descriptor: int, skip: int, stored: np.dtype[Any], rows: int) ->
             values.append(Value(value_at, unit, rule, data if rule in ("equal", "imagej") else b""))
             free_from = value_at if rule == "equal" else value_at - form.offset.size  # its count may differ, too
             mask[free_from : value_at + form.offset.size] = bytes(value_at + form.offset.size - free_from)
-    if strips is None:
+    if strips is None or skip + sum(len(value.due) for value in values) > MOST_NBYTES:
         return None
     bits = int.from_bytes(mask, "little")
     masked = int.from_bytes(directory, "little") & bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack.blocks import as_bytes
+
+SAMPLED_ITEMS = 16
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,23 @@ class Target(ABC):
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
+    def step(self) -> int | None:
+        """How many items each block must hold (the last may hold fewer); None where blocks may begin anywhere."""
+        return None
+
+    @property
+    def scratch(self) -> int:
+        """Bytes that writing a block takes beside it."""
+        return 0
+
+    @property
     @abstractmethod
     def size(self) -> int:
-        """Bytes of the finished output on disk, its side files apart."""
+        """Bytes of the finished output on disk before compression, its side files apart."""
+
+    @abstractmethod
+    def file_count(self, labels: Sequence[str]) -> int:
+        """How many files the finished output has."""
 
     @property
     @abstractmethod
@@ -118,3 +135,13 @@ class Target(ABC):
 def crc32c(data: bytes | NDArray[Any]) -> int:
     """The checksum (RFC 3720, as Zarr uses it) of bytes, or of a C-contiguous array's bytes."""
     return int(google_crc32c.value(data if isinstance(data, bytes) else as_bytes(data)))
+
+
+def record_checksum(record: Mapping[str, Any]) -> str:
+    """A record's checksum, kept beside it: who edits a record makes it one of their own."""
+    return f"{crc32c(json.dumps(record, sort_keys=True).encode()):08x}"
+
+
+def sampled_items(items: int) -> list[int]:
+    """Which items a quick look compares: the first, the last, and some evenly between."""
+    return sorted({k * (items - 1) // (SAMPLED_ITEMS - 1) for k in range(SAMPLED_ITEMS)}) if items else []

@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from daskstack import files
 from daskstack.blocks import as_bytes
-from daskstack.targets.base import Index, Target, crc32c
+from daskstack.targets.base import Index, Target, crc32c, record_checksum, sampled_items
 
 POISON = b"\x93NUMPY\xff\xff"  # every reader says that it does not know this version; none speaks of pickles
 DATA = "data.npy"
-SAMPLED_ITEMS = 16
 MOST_RECORD_BYTES = 16 << 20
 
 
@@ -42,6 +41,9 @@ class NpyTarget(Target):
     @property
     def options(self) -> dict[str, Any]:
         return {"format": "npy"}
+
+    def file_count(self, labels: Sequence[str]) -> int:
+        return 3 + len(labels)
 
     @cached_property
     def header(self) -> bytes:
@@ -106,7 +108,7 @@ class NpyTarget(Target):
         try:
             text = json.loads(files.read_regular(record_path(out), MOST_RECORD_BYTES))
             record: dict[str, Any] = text["daskstack"]
-            return record if text["crc32c"] == _record_checksum(record) else None
+            return record if text["crc32c"] == record_checksum(record) else None
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
@@ -129,7 +131,7 @@ class NpyTarget(Target):
                     os.path.getsize(out) == made.size
                     and f.read(len(made.header)) == made.header
                     and len(checksums) == made.shape[0]
-                    and all(_item_agrees(f.fileno(), made, k, checksums[k]) for k in _sample(len(checksums)))
+                    and all(_item_agrees(f.fileno(), made, k, checksums[k]) for k in sampled_items(len(checksums)))
                 )
         except (OSError, ValueError, LookupError, TypeError):
             return False
@@ -197,7 +199,7 @@ def _write_side_files(folder: str, out: str, index: Index) -> list[tuple[str, st
         contents[label_path(out, name)] = stream.getvalue()
     listed = {os.path.basename(path): {"bytes": len(data), "crc32c": crc32c(data)} for path, data in contents.items()}
     described = {**index.record, "files": listed}
-    record = json.dumps({"daskstack": described, "crc32c": _record_checksum(described)}, indent=1).encode() + b"\n"
+    record = json.dumps({"daskstack": described, "crc32c": record_checksum(described)}, indent=1).encode() + b"\n"
     staged = []
     for path, data in {record_path(out): record, **contents}.items():
         source = os.path.join(folder, os.path.basename(path))
@@ -225,11 +227,6 @@ def _index_csv(index: Index) -> bytes:
     return stream.getvalue().encode("utf-8", "surrogateescape")  # names that are no UTF-8 keep their bytes
 
 
-def _record_checksum(record: Mapping[str, Any]) -> str:
-    """The record's checksum within the record's file: who edits it makes it a file of their own."""
-    return f"{crc32c(json.dumps(record, sort_keys=True).encode()):08x}"
-
-
 def _side_file_is_own(path: str, record: Mapping[str, Any]) -> bool:
     """Whether a file beside an output is the one that its record lists."""
     listed = record["files"].get(os.path.basename(path))
@@ -245,10 +242,6 @@ def _as_descr(descr: Any) -> Any:
     if not isinstance(descr, list):
         return descr
     return [tuple(tuple(p) if k == 2 else _as_descr(p) for k, p in enumerate(field)) for field in descr]
-
-
-def _sample(items: int) -> list[int]:
-    return sorted({k * (items - 1) // max(1, SAMPLED_ITEMS - 1) for k in range(SAMPLED_ITEMS)}) if items else []
 
 
 def _item_agrees(descriptor: int, target: NpyTarget, item: int, checksum: str) -> bool:
