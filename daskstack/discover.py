@@ -7,6 +7,7 @@ one means: hidden files, system litter, kinds of file that are not read, and wha
 from __future__ import annotations
 
 import fnmatch
+import gc
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -78,6 +80,22 @@ class _Found:
     problems: list[str] = field(default_factory=list)
 
 
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Hold Python's cycle collector off where hundreds of thousands of names and tuples are made.
+
+    None of them is garbage, yet looking through them again and again took a third of the time.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@collector_paused()
 def find(
     sources: Sequence[Source],
     *,
@@ -266,7 +284,7 @@ def _folders(folder: str, found: _Found) -> Iterator[tuple[str, list[os.DirEntry
             continue
         entries = _entries(path, found)
         yield path, entries
-        below = [entry.path for entry in entries if _is_wanted_folder(entry, found)]
+        below = [entry.path for entry in entries if _is_folder(entry) and _is_wanted_folder(entry, found)]
         todo += [(path, above | {(here.st_dev, here.st_ino)}) for path in below]
 
 
@@ -288,8 +306,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _is_wanted_folder(entry: os.DirEntry[str], found: _Found, *, hidden: bool = False) -> bool:
     """Whether to look into a folder: not hidden ones, litter, Zarr stores and staging folders."""
-    if not _is_folder(entry):
-        return False
     name = entry.name.lower()
     unwanted = (name.startswith(".") and not hidden) or name in LITTER_FOLDERS or name.endswith(".zarr")
     if unwanted or (name.endswith(".part") and _is_staging(entry.path)):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack import blocks
-from daskstack.discover import Listing, clipped_mtime
+from daskstack.discover import Listing, clipped_mtime, collector_paused
 from daskstack.errors import BadFileError, BadFilesError, UsageError
 from daskstack.names import LabelArrays, Labels, read_labels, sort_order
 from daskstack.readers import FunctionReader, Header, Join, Layout, Reader, check, choose
@@ -363,6 +363,7 @@ class FileStack:
 S = TypeVar("S", bound=FileStack)
 
 
+@collector_paused()
 def open_files(
     listing: Listing,
     *,
