@@ -22,7 +22,9 @@ def natural_key(name: str) -> str:
     stem, _, suffix = composed(name).casefold().rpartition(".")
     if not stem:
         stem, suffix = suffix, ""
-    return f"{_DIGITS.sub(_number, stem)}\0\0{_DIGITS.sub(_number, suffix)}\0\0{name}"
+    if not suffix.isalpha():
+        suffix = _DIGITS.sub(_number, suffix)
+    return f"{_DIGITS.sub(_number, stem)}\0\0{suffix}\0\0{name}"
 
 
 def _number(digits: re.Match[str]) -> str:

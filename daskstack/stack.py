@@ -384,7 +384,7 @@ def open_files(
         The files are of several formats, or an option makes no sense.
     """
     reads = _one_reader(listing, join, reader)
-    arrays = read_labels(listing.below, labels, _names(listing))
+    arrays = read_labels(listing.below, labels, () if labels is None else _names(listing))
     if sort_by is not None:
         order = sort_order(arrays, sort_by)
         listing = replace(
