@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from daskstack import discover, files, targets
+from daskstack import blocks, discover, files, targets
 from daskstack.discover import Listing, Source
 from daskstack.errors import BadFileError, UsageError
 from daskstack.names import Labels
@@ -50,13 +50,16 @@ class Stack(FileStack):
         scheduler: str | None = None,
         memory_limit: float | str | None = None,
         overwrite: bool = False,
+        chunks: Sequence[int] | None = None,
+        shards: Sequence[int] | None = None,
+        compression: str | None = None,
     ) -> StorePlan:
         """Decide how this stack becomes an array at ``out``; nothing is written.
 
         Parameters
         ----------
         out : path
-            Where the array goes; its suffix (.npy) chooses the format.
+            Where the array goes; its suffix (.npy or .zarr) chooses the format.
         threads : int, optional
             Blocks at work at once in this process; default: the cores it may use
             (``SLURM_CPUS_PER_TASK`` is respected).
@@ -66,6 +69,15 @@ class Stack(FileStack):
             Bound on the bytes held for data at once, such as "2 GB".
         overwrite : bool, optional
             Replace an output of daskstack's own, once the new one is complete.
+        chunks : sequence of int, optional
+            Of Zarr: shape of what is read at once, items first; -1 is a whole axis.  Default: one item,
+            a large one in parts, tiny ones together.
+        shards : sequence of int, optional
+            Of Zarr: shape of one file, in whole chunks; a block is one shard deep.
+        compression : str, optional
+            Of Zarr: ``none``, ``zstd[:LEVEL]``, ``gzip[:LEVEL]`` or
+            ``blosc[:COMPRESSOR[:LEVEL[:SHUFFLE]]]``; default ``blosc:zstd:1:bitshuffle``.  A checksum
+            (crc32c) follows each chunk always.
 
         Returns
         -------
@@ -81,11 +93,16 @@ class Stack(FileStack):
         --------
         >>> open_stack("frames").plan("train.npy").blocks
         3
+        >>> open_stack("frames").plan("train.zarr", chunks=(2, 4, 5)).target.shards
+        (2, 4, 5)
         """
         path = files.absolute(os.fspath(out))
-        target = targets.format_of(path)(self.shape, self.dtype)
-        scratch = self.scratch(self.bounds)
-        bounds = self.cut(most_items(memory_limit, self.header.item_nbytes, scratch))
+        item = self.header.item_nbytes
+        most = most_items(memory_limit, item, self.scratch(self.bounds))
+        rows = min(blocks.items_per_block(len(self), item), most or len(self))
+        grid = targets.Grid(rows, _sizes(chunks), _sizes(shards), compression)
+        target = targets.format_of(path).make(self.shape, self.dtype, self.dims, grid)
+        bounds = self.cut(most) if target.step is None else blocks.even_bounds(len(self), target.step)
         return make_plan(
             out=path,
             target=target,
@@ -136,6 +153,39 @@ class Stack(FileStack):
         """
         if not os.fspath(out).endswith(".npy"):
             raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .npy", "let it end in .npy")
+        return run(self.plan(out, **options), self, progress=progress)
+
+    def to_zarr(self, out: Source, *, progress: bool | None = None, **options: Any) -> StoreReport:
+        """Store the stack as a Zarr 3 group: ``data`` and, along its items, labels, file and checksum.
+
+        Parameters
+        ----------
+        out : path
+            Ends in ``.zarr``.
+        progress : bool, optional
+            Whether to show progress on stderr; by default it is shown.
+        **options
+            As for :meth:`plan`.
+
+        Returns
+        -------
+        StoreReport
+            Print it.
+
+        Raises
+        ------
+        BadFilesError, OutputExistsError, NoSpaceError, OutputError
+            As for :meth:`to_npy`.
+
+        Examples
+        --------
+        >>> report = open_stack("frames").to_zarr("frames.zarr", chunks=(2, 4, 5), progress=False)
+        >>> import zarr
+        >>> zarr.open_group("frames.zarr", mode="r")["data"][2].max()
+        np.uint16(1)
+        """
+        if not os.fspath(out).endswith(".zarr"):
+            raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .zarr", "let it end in .zarr")
         return run(self.plan(out, **options), self, progress=progress)
 
     def measured(self, made: StorePlan) -> tuple[StorePlan, list[BadFileError]]:
@@ -240,20 +290,20 @@ def build(
     progress: bool | None = None,
     **options: Any,
 ) -> StoreReport:
-    """Make one array of many files: :func:`open_stack`, then :meth:`Stack.to_npy`.
+    """Make one array of many files: :func:`open_stack`, then :meth:`Stack.to_npy` or :meth:`Stack.to_zarr`.
 
     Parameters
     ----------
     sources, labels, sort_by, join, reader, files_per_block
         As for :func:`open_stack`.
     out : path
-        Where the array goes; its suffix (.npy) chooses the format.
+        Where the array goes; its suffix (.npy or .zarr) chooses the format.
     limit : int, optional
         Take the first so many items only, for a trial.
     progress : bool, optional
         Whether to show progress on stderr; by default it is shown.
     **options
-        As for :meth:`Stack.plan`: threads, scheduler, memory_limit, overwrite.
+        As for :meth:`Stack.plan`: threads, scheduler, memory_limit, overwrite, chunks, shards, compression.
 
     Returns
     -------
@@ -271,6 +321,10 @@ def build(
     )
     opened = limited(opened, limit)
     return run(opened.plan(out, **options), opened, progress=progress)
+
+
+def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if sizes is None else tuple(int(n) for n in sizes)
 
 
 def limited(opened: Stack, limit: int | None) -> Stack:

@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskstack.errors import UsageError
+
 BLOCK_NBYTES = 16 << 20  # large enough that a task's own cost (0.1 ms) is nothing beside its reading
 MAX_BLOCK_NBYTES = 128 << 20
 FEWEST_BLOCKS = 64  # small outputs too are spread over the cores and show progress
+MOST_CHUNK_NBYTES = 4 << 20  # a larger image is split, so that a part of it can be read alone
+FEWEST_CHUNK_NBYTES = 32 << 10  # smaller images are joined: each chunk costs its compression and an entry in the index
 MOST_BLOCKS = 4_000  # what a Dask scheduler takes in its stride
 
 
@@ -95,10 +99,6 @@ def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
 
 
-MOST_CHUNK_NBYTES = 4 << 20  # a larger image is split, so that a part of it can be read alone
-FEWEST_CHUNK_NBYTES = 32 << 10  # smaller images are joined: each chunk costs its compression and an entry in the index
-
-
 def choose_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Chunks for an array of items: one item each; a large item is halved, tiny ones are joined.
 
@@ -135,3 +135,59 @@ def choose_shards(shape: Sequence[int], itemsize: int, chunks: Sequence[int], mo
             break
         grid[axis] = -(-grid[axis] // 2)
     return (rows, *(max(1, g) * c for g, c in zip(grid, chunks[1:], strict=True)))
+
+
+def fit_chunks(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
+    """Chunks as asked for, none larger than its axis; -1 is the whole axis.
+
+    Raises
+    ------
+    UsageError
+        There are not as many as axes, or one is no size.
+
+    Examples
+    --------
+    >>> fit_chunks((256, 2048, 100), (64, -1, 128))
+    (64, 2048, 100)
+    """
+    if len(chunks) != len(shape) or not all(c == -1 or c >= 1 for c in chunks):
+        asked = ",".join(map(str, chunks))
+        raise UsageError(f"chunks {asked} for an array of {len(shape)} axes", "give a size, or -1, for each axis")
+    return tuple(max(1, n if c == -1 else min(c, n)) for n, c in zip(shape, chunks, strict=True))
+
+
+def fit_shards(shape: Sequence[int], shards: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
+    """Shards as asked for; -1 is the whole axis, in whole chunks.
+
+    Raises
+    ------
+    UsageError
+        One is not a multiple of its chunk; the nearest that fits is named.
+
+    Examples
+    --------
+    >>> fit_shards((256, 2048, 100), (64, -1, 100), (64, 64, 100))
+    (64, 2048, 100)
+    """
+    if len(shards) != len(shape) or not all(s == -1 or s >= 1 for s in shards):
+        asked = ",".join(map(str, shards))
+        raise UsageError(f"shards {asked} for an array of {len(shape)} axes", "give a size, or -1, for each axis")
+    whole = [n if s == -1 else s for n, s in zip(shape, shards, strict=True)]
+    near = tuple(-(-w // c) * c for w, c in zip(whole, chunks, strict=True))
+    if any(s not in (-1, n) for s, n in zip(shards, near, strict=True)):
+        raise UsageError(
+            f"shards {','.join(map(str, shards))} are not whole chunks of {','.join(map(str, chunks))}",
+            f"the nearest that fits: {','.join(map(str, near))}",
+        )
+    return near
+
+
+def even_bounds(count: int, step: int) -> NDArray[np.int64]:
+    """Bounds for blocks of ``step`` items each; the last may hold fewer.
+
+    Examples
+    --------
+    >>> even_bounds(10, 4).tolist()
+    [0, 4, 8, 10]
+    """
+    return np.append(np.arange(0, count, step, dtype=np.int64), count)

@@ -29,11 +29,23 @@ if TYPE_CHECKING:
 ERROR, USAGE, STOPPED = 1, 2, 75
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
+STORE_OPTIONS = ("threads", "scheduler", "memory_limit", "overwrite", "chunks", "shards", "compression")
+
 Command = Callable[..., Any]
 
 
 class _Stopped(BaseException):
     """SIGINT or SIGTERM; no Exception, so that nothing on the way takes it for a failure of its own."""
+
+
+def _sizes(_: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    """Whole numbers, separated by commas."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter("write whole numbers with commas, as in 64,64,64", param=parameter) from None
 
 
 def _stack_options(command: Command) -> Command:
@@ -90,6 +102,9 @@ def _store_options(command: Command) -> Command:
             type=click.Choice(["threads", "synchronous"]),
             help="Which of Dask's schedulers runs the tasks.",
         ),
+        click.option("--chunks", metavar="N,N,...", callback=_sizes, help="Zarr: what is read at once, items first."),
+        click.option("--shards", metavar="N,N,...", callback=_sizes, help="Zarr: what one file holds, whole chunks."),
+        click.option("--compression", metavar="CODEC", help="Zarr: none, zstd:3, gzip:5, blosc:lz4:5:shuffle, ..."),
         click.option("--memory-limit", metavar="SIZE", help='Bound on the data held at once, as in "2 GB".'),
         click.option(
             "--overwrite", is_flag=True, help="Replace an output of daskstack's own, once the new one is complete."
@@ -120,7 +135,7 @@ def main() -> None:
     """Many image or array files as one array on disk.
 
     Sources first, the output last, as with cp. SRC is folders, files and
-    quoted patterns ('frames/**/*.tif'); OUT ends in .npy.
+    quoted patterns ('frames/**/*.tif'); OUT ends in .npy or .zarr.
     """
 
 
@@ -204,7 +219,7 @@ def _plan(listing: Listing, out: str, options: dict[str, Any]) -> None:
 
 
 def _store_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: options[name] for name in ("threads", "scheduler", "memory_limit", "overwrite")}
+    return {name: options[name] for name in STORE_OPTIONS}
 
 
 def _sources_and_out(paths: tuple[str, ...], options: dict[str, Any]) -> tuple[Listing, str]:

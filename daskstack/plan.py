@@ -96,7 +96,7 @@ class StorePlan:
         workers = plural(self.threads, "thread") if self.scheduler == "threads" else "one after another"
         up_to = "" if per_block * self.blocks == items else "up to "
         work = f"{plural(self.blocks, 'block')} of {up_to}{plural(per_block, unit)}, {workers}"
-        disk = f"{nbytes(self.target.nbytes)} in {plural(len(self.final_names), 'file')}"
+        disk = f"{nbytes(self.target.nbytes)} in {plural(self.target.file_count(self.labels), 'file')}"
         rows = [
             *self.about,
             ("work", f"{work}, at most {nbytes(self.memory)} memory"),
@@ -137,8 +137,11 @@ def make_plan(
     if scheduler not in (None, *SCHEDULERS):
         raise UsageError(f"scheduler={scheduler!r}", f"choose from: {', '.join(SCHEDULERS)}")
     at_least_one("threads", threads)
+    for name in labels:
+        if name in target.reserved:
+            raise UsageError(f"label {name} has the name of an axis", f"choose another, such as {name}_label")
     workers = 1 if scheduler == "synchronous" else min(threads or usable_cores(), len(bounds) - 1)
-    a_block = int(np.diff(bounds).max()) * (target.nbytes // target.shape[0]) + scratch
+    a_block = int(np.diff(bounds).max()) * (target.nbytes // target.shape[0]) + scratch + target.scratch
     if memory_limit is not None:
         limit = parse_nbytes(memory_limit)
         if a_block > limit:

@@ -85,7 +85,7 @@ class StoreReport:
         meaning = {".csv": "row to file", ".json": "how it was made", ".npy": "label"}
         beside = [f"{shown(p)} ({meaning[os.path.splitext(p)[1]]})" for p in self.side_files]
         beside.sort(key=lambda text: not text.endswith("(row to file)"))
-        read = f'np.load("{shown(self.out)}", mmap_mode="r")'
+        read = format_of(self.out).read_hint(shown(self.out))
         return "\n".join([head, *(f"      {b}" for b in beside), f"read  {read}"])
 
     __repr__ = __str__
@@ -375,7 +375,7 @@ def describe_output(out: str) -> str | None:
     """How a finished output was made, as a table; None where daskstack did not make it, or it was changed since."""
     if not out.endswith(SUFFIXES):
         return None
-    target = format_of(out)((), np.dtype("uint8"))
+    target = format_of(out)
     record = target.read_record(out)
     if record is None or not target.is_own(out):
         return None

@@ -85,12 +85,12 @@ def commands() -> list[str]:
 def test_command_lines_in_the_readme_run(named_frames: None, capfd: pytest.CaptureFixture[str]) -> None:
     from daskstack.cli import main
 
-    assert len(commands()) == 5
+    assert len(commands()) == 6
     for command in commands():
         program, *arguments = shlex.split(command)
         assert program == "daskstack"
         main(arguments, standalone_mode=False)
-    assert capfd.readouterr().out.count("done  ") == 3
+    assert capfd.readouterr().out.count("done  ") == 4
     assert Path("inputs.target.npy").exists()
     assert np.load("all.class.npy").tolist() == ["a"] * 3 + ["b"] * 3
 

@@ -20,8 +20,8 @@ PACKAGE = Path(daskstack.__file__).parent
 ROWS: list[set[str]] = [
     {"daskstack"},
     {"text", "order"},
-    {"errors", "blocks"},
-    {"files"},
+    {"errors"},
+    {"blocks", "files"},
     {"discover", "names", "readers", "targets"},
     {"stack", "plan", "staging", "progress"},
     {"run"},

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from daskstack.errors import UsageError
-from daskstack.targets.base import Index, Target, crc32c
+from daskstack.targets.base import Grid, Index, Target, crc32c
 from daskstack.targets.npy import NpyTarget
+from daskstack.targets.zarr import ZarrTarget
 from daskstack.text import printable
 
-__all__ = ["SUFFIXES", "Index", "NpyTarget", "Target", "crc32c", "format_of"]
+__all__ = ["SUFFIXES", "Grid", "Index", "NpyTarget", "Target", "ZarrTarget", "crc32c", "format_of"]
 
-FORMATS: tuple[type[Target], ...] = (NpyTarget,)
+FORMATS: tuple[type[Target], ...] = (NpyTarget, ZarrTarget)
 SUFFIXES = tuple(target.suffix for target in FORMATS)
 
 
@@ -24,4 +25,4 @@ def format_of(out: str) -> type[Target]:
     for target in FORMATS:
         if out.endswith(target.suffix):
             return target
-    raise UsageError(f"the output {printable(out)!r} has no known suffix", "let it end in .npy")
+    raise UsageError(f"the output {printable(out)!r} has no known suffix", f"let it end in {' or '.join(SUFFIXES)}")

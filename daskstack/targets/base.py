@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import google_crc32c
 import numpy as np
@@ -48,6 +48,26 @@ class Index:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """How people want an array cut up on disk; None where they leave it to the target.
+
+    Attributes
+    ----------
+    rows : int
+        Items that a block usually takes.
+    chunks, shards : tuple of int, optional
+        Shape of what is read at once, and of one file; -1 is the whole axis.
+    compression : str, optional
+        As :func:`daskstack.targets.shard.parse_compression` reads it.
+    """
+
+    rows: int
+    chunks: tuple[int, ...] | None = None
+    shards: tuple[int, ...] | None = None
+    compression: str | None = None
+
+
+@dataclass(frozen=True)
 class Target(ABC):
     """One output array; frozen and picklable, so that tasks can carry it.
 
@@ -64,10 +84,26 @@ class Target(ABC):
 
     suffix: ClassVar[str]
 
+    @classmethod
+    @abstractmethod
+    def make(cls, shape: tuple[int, ...], dtype: np.dtype[Any], dims: tuple[str, ...], grid: Grid) -> Self:
+        """The target for an array, its grid decided or refused.
+
+        Raises
+        ------
+        UsageError
+            The format cannot hold the array, or not in the grid that is asked for.
+        """
+
     @property
     def nbytes(self) -> int:
         """Size of the array in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Names that no label may have, since the format has another use for them."""
+        return ()
 
     @property
     def step(self) -> int | None:
@@ -93,8 +129,14 @@ class Target(ABC):
     def options(self) -> dict[str, Any]:
         """What decides the bytes on disk, for the plan id and the record."""
 
+    @staticmethod
     @abstractmethod
-    def final_names(self, out: str, labels: Sequence[str]) -> tuple[str, ...]:
+    def read_hint(out: str) -> str:
+        """How the finished output is opened with nothing of daskstack installed."""
+
+    @staticmethod
+    @abstractmethod
+    def final_names(out: str, labels: Sequence[str]) -> tuple[str, ...]:
         """Every path that the finished output takes, the array last."""
 
     @abstractmethod
@@ -119,12 +161,14 @@ class Target(ABC):
     def read_index(out: str) -> dict[str, list[str]]:
         """The index of a finished output, column by column, as text."""
 
+    @classmethod
     @abstractmethod
-    def is_own(self, out: str) -> bool:
+    def is_own(cls, out: str) -> bool:
         """Whether ``out`` is one that daskstack finished and nobody changed, by a quick look."""
 
+    @classmethod
     @abstractmethod
-    def own_names(self, out: str) -> tuple[str, ...]:
+    def own_names(cls, out: str) -> tuple[str, ...]:
         """Every path beside ``out`` that daskstack made and nobody changed since, the array first if it is there."""
 
     @abstractmethod

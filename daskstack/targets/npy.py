@@ -14,14 +14,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskstack import files
 from daskstack.blocks import as_bytes
-from daskstack.targets.base import Index, Target, crc32c, record_checksum, sampled_items
+from daskstack.errors import UsageError
+from daskstack.targets.base import Grid, Index, Target, crc32c, record_checksum, sampled_items
 
 POISON = b"\x93NUMPY\xff\xff"  # every reader says that it does not know this version; none speaks of pickles
 DATA = "data.npy"
@@ -33,6 +34,13 @@ class NpyTarget(Target):
     """Writes blocks of items into one .npy file."""
 
     suffix: ClassVar[str] = ".npy"
+
+    @classmethod
+    def make(cls, shape: tuple[int, ...], dtype: np.dtype[Any], dims: tuple[str, ...], grid: Grid) -> Self:
+        for option in ("chunks", "shards", "compression"):
+            if getattr(grid, option) is not None:
+                raise UsageError(f"{option} with a .npy output", f"leave {option} out, or let the output end in .zarr")
+        return cls(shape, dtype)
 
     @property
     def size(self) -> int:
@@ -50,7 +58,12 @@ class NpyTarget(Target):
         """The file's first bytes, as numpy.save writes them."""
         return npy_header(self.shape, self.dtype)
 
-    def final_names(self, out: str, labels: Sequence[str]) -> tuple[str, ...]:
+    @staticmethod
+    def read_hint(out: str) -> str:
+        return f'np.load("{out}", mmap_mode="r")'
+
+    @staticmethod
+    def final_names(out: str, labels: Sequence[str]) -> tuple[str, ...]:
         return (record_path(out), index_path(out), *(label_path(out, name) for name in labels), out)
 
     def create(self, folder: str) -> None:
@@ -118,14 +131,15 @@ class NpyTarget(Target):
             head, *rows = csv.reader(f, strict=True)
         return {name: [row[k] for row in rows] for k, name in enumerate(head)}
 
-    def is_own(self, out: str) -> bool:
+    @classmethod
+    def is_own(cls, out: str) -> bool:
         """Header and size must agree with the record, and a sample of items with the index."""
-        record = self.read_record(out)
+        record = cls.read_record(out)
         if record is None or os.path.islink(out) or not os.path.isfile(out):
             return False
         try:
-            checksums = self.read_index(out)["checksum"]
-            made = NpyTarget(tuple(record["shape"]), np.lib.format.descr_to_dtype(_as_descr(record["dtype"])))
+            checksums = cls.read_index(out)["checksum"]
+            made = cls(tuple(record["shape"]), np.lib.format.descr_to_dtype(_as_descr(record["dtype"])))
             with open(out, "rb") as f:
                 return (
                     os.path.getsize(out) == made.size
@@ -136,13 +150,14 @@ class NpyTarget(Target):
         except (OSError, ValueError, LookupError, TypeError):
             return False
 
-    def own_names(self, out: str) -> tuple[str, ...]:
-        record = self.read_record(out)
+    @classmethod
+    def own_names(cls, out: str) -> tuple[str, ...]:
+        record = cls.read_record(out)
         if record is None:
             return ()
-        *beside, array = self.final_names(out, record["labels"])
+        *beside, array = cls.final_names(out, record["labels"])
         own = [path for path in beside if path == record_path(out) or _side_file_is_own(path, record)]
-        return (array, *own) if self.is_own(out) else tuple(own)
+        return (array, *own) if cls.is_own(out) else tuple(own)
 
 
 def record_path(out: str) -> str:

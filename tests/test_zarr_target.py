@@ -1,0 +1,385 @@
+"""The Zarr 3 group on disk: read equal by programs that are not ours, each shard written once and whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore
+import xarray
+import zarr
+from conftest import DATA, Array, Run, image, need_root, same
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskstack import blocks, build, open_stack
+from daskstack.errors import BadFilesError, NoSpaceError, OutputError, OutputExistsError, UsageError
+from daskstack.targets.shard import Compression, chunk_regions, encode_shard, parse_compression
+
+
+def read_zarr(out: str | Path) -> Array:
+    return np.asarray(zarr.open_group(str(out), mode="r")["data"][:])  # type: ignore[index]
+
+
+def read_tensorstore(out: str | Path) -> Array:
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{os.path.abspath(out)}/data"}}
+    return np.asarray(tensorstore.open(spec).result().read().result())
+
+
+READERS = {"zarr": read_zarr, "tensorstore": read_tensorstore}
+
+
+def save(folder: Path, items: Array) -> Path:
+    folder.mkdir()
+    for k, item in enumerate(items):
+        np.save(folder / f"{k}.npy", item)
+    return folder
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("scheduler", ["threads", "synchronous"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"chunks": (1, 5, 7)},
+        {"chunks": (5, 2, 3)},
+        {"chunks": (2, -1, -1), "shards": (4, 5, 7)},
+        {"chunks": (99, 99, 99)},
+    ],
+    ids=str,
+)
+def test_other_programs_read_it_equal(
+    frames: Path, expected: Array, options: dict[str, Any], scheduler: str, reader: str
+) -> None:
+    report = build("frames", "out.zarr", scheduler=scheduler, progress=False, **options)
+    assert same(READERS[reader]("out.zarr"), expected)
+    assert str(report).splitlines()[1:] == ['read  zarr.open_group("out.zarr", mode="r")["data"]']
+    assert sorted(os.listdir(frames.parent)) == ["frames", "out.zarr"]
+
+
+def test_zarrs_reads_it_equal(frames: Path, expected: Array) -> None:
+    pytest.importorskip("zarrs", reason="its wheels are not there for every version of zarr and Python")
+    build("frames", "out.zarr", chunks=(5, 2, 3), progress=False)
+    script = (
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "import numpy as np, zarr, zarrs\n"
+        "zarr.config.set({'codec_pipeline.path': 'zarrs.ZarrsCodecPipeline'})\n"
+        "np.save('found.npy', zarr.open_group('out.zarr', mode='r')['data'][:])"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert same(np.load("found.npy"), expected)
+
+
+def test_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    build(DATA / "banana*.tif", "banana.npy", progress=False)
+    build(DATA / "banana*.tif", "banana.zarr", progress=False)
+    assert same(read_zarr("banana.zarr"), np.load("banana.npy"))
+    build(DATA / "membrane_2d_timelapse.tif", "membrane.zarr", join="concat", chunks=(2, 64, 64), progress=False)
+    build(DATA / "membrane_2d_timelapse.tif", "membrane.npy", join="concat", progress=False)
+    assert same(read_tensorstore("membrane.zarr"), np.load("membrane.npy"))
+
+
+def test_xarray_opens_it_without_a_warning(frames: Path, expected: Array) -> None:
+    build("frames", "out.zarr", labels=r"img_(?P<k>\d+)\.(?P<kind>\w+)", progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = xarray.open_zarr("out.zarr")
+        assert same(data["data"].values, expected)  # zeros stay zeros
+    assert data["data"].dims == ("item", "y", "x")
+    assert set(data.coords) == {"k", "kind", "file", "size", "mtime", "checksum"}
+    assert data["k"].values.tolist() == list(range(12))
+    assert data["kind"].values.tolist() == ["tif"] * 12
+    assert data["file"].values.tolist() == [f"img_{k}.tif" for k in range(12)]
+    assert data["data"].attrs == {}
+    assert data.attrs["daskstack"]["shape"] == [12, 5, 7]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "int8", "uint64", "int32", "float16", "float64", "complex64", "datetime64[s]"],
+)
+def test_dtypes_and_values_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    items = (image(0, (7, 4, 5), "int64") % 9).astype(dtype)
+    save(tmp_path / "in", items)
+    build("in", "out.zarr", chunks=(2, 3, 3), progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of zarr, that dates are new to the specification
+        assert same(read_zarr("out.zarr"), items)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_grid_against_numpy(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("grid")
+    shape = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=4).map(tuple))
+    count = data.draw(st.integers(1, 9))
+    items = image(data.draw(st.integers(0, 5)), (count, *shape), "int32")
+    save(folder / "in", items)
+    chunks = data.draw(st.tuples(*(st.integers(1, n + 1) for n in items.shape)))
+    fitted = blocks.fit_chunks(items.shape, chunks)
+    shards = tuple(c * data.draw(st.integers(1, 3)) for c in fitted)
+    compression = data.draw(st.sampled_from(["none", "zstd", "gzip", "blosc:lz4", None]))
+    written: list[str] = []
+    real = os.rename
+
+    def rename(source: str, target: str) -> None:
+        written.append(os.path.basename(target))
+        real(source, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        build(
+            folder / "in", folder / "out.zarr", chunks=chunks, shards=shards, compression=compression,
+            scheduler="synchronous", progress=False,
+        )  # fmt: skip
+    assert same(read_zarr(folder / "out.zarr"), items)
+    assert same(read_tensorstore(folder / "out.zarr"), items)
+    shards_on_disk = sorted(n for n in os.listdir(folder / "out.zarr" / "data") if n.startswith("c."))
+    assert sorted(n for n in written if n.startswith("c.")) == shards_on_disk  # each once
+    assert len(shards_on_disk) == int(np.prod([-(-n // s) for n, s in zip(items.shape, shards, strict=True)]))
+
+
+@pytest.mark.parametrize(
+    "text", ["none", "zstd", "zstd:5", "gzip:1", "blosc", "blosc:lz4", "blosc:zstd:5:shuffle", "blosc:zlib:3:none"]
+)
+def test_compressions(frames: Path, expected: Array, text: str) -> None:
+    build("frames", "out.zarr", compression=text, progress=False)
+    for read in READERS.values():
+        assert same(read("out.zarr"), expected)
+    codecs = json.loads(Path("out.zarr/data/zarr.json").read_text())["codecs"][0]["configuration"]["codecs"]
+    assert codecs[0]["name"] == "bytes"
+    assert codecs[-1]["name"] == "crc32c"
+    assert [c["name"] for c in codecs[1:-1]] == [name for name in [text.split(":", maxsplit=1)[0]] if name != "none"]
+
+
+@pytest.mark.parametrize(
+    "text", ["lzw", "zstd:99", "blosc:lzma", "blosc:lz4:5:twist", "none:1", "zstd:1:2", "blosc:lz4:x"]
+)
+def test_compressions_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match=f"compression='{text}'"):
+        parse_compression(text)
+
+
+def test_a_shard_is_what_the_specification_says() -> None:
+    part = image(1, (3, 4), "uint8")
+    pieces = encode_shard(part, (2, 2), (4, 4), Compression("none"))
+    data = b"".join(pieces)
+    index = np.frombuffer(data[-4 - 8 * 8 : -4], "<u8").reshape(2, 2, 2)
+    assert index.tolist() == [[[0, 8], [8, 8]], [[16, 8], [24, 8]]]
+    assert data[:4] == part[:2, :2].tobytes()
+    assert data[16:20] == bytes([*part[2, :2].tolist(), 0, 0])  # filled up at the edge of the array
+    sparse = b"".join(encode_shard(part[:2, :2], (2, 2), (4, 4), Compression("none")))
+    gaps = np.frombuffer(sparse[-4 - 8 * 8 : -4], "<u8").reshape(2, 2, 2)
+    assert gaps[0, 0].tolist() == [0, 8]
+    assert (gaps.reshape(-1, 2)[1:] == 2**64 - 1).all()
+    assert list(chunk_regions((3, 4), (2, 3)))[-1] == (slice(2, 3), slice(3, 4))
+
+
+def test_a_flipped_byte_is_found_by_the_checksum(frames: Path) -> None:
+    build("frames", "out.zarr", chunks=(12, 5, 7), progress=False)
+    shard = Path("out.zarr/data/c.0.0.0")
+    data = bytearray(shard.read_bytes())
+    for at in (0, len(data) // 2, len(data) - 1, len(data) - 10):
+        damaged = data.copy()
+        damaged[at] ^= 1
+        shard.write_bytes(damaged)
+        with pytest.raises(Exception, match=r"(?i)checksum|crc32c"):
+            read_zarr("out.zarr")
+
+
+def test_unequal_files_joined_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [3, 2, 4, 1, 3]
+    whole = image(1, (sum(rows), 6))
+    for k, part in enumerate(np.split(whole, np.cumsum(rows)[:-1])):
+        np.save(tmp_path / f"c{k}.npy", part)
+    for k in range(20):
+        build("c*.npy", f"out{k}.zarr", join="concat", chunks=(2, 4), shards=(4, 8), threads=8, progress=False)
+        assert same(read_zarr(f"out{k}.zarr"), whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunks": (5, 7)}, "chunks 5,7 for an array of 3 axes"),
+        ({"chunks": (1, 0, 7)}, "chunks 1,0,7 for an array of 3 axes"),
+        ({"chunks": (2, 2, 2), "shards": (3, 4, 7)}, "the nearest that fits: 4,4,8"),
+        ({"compression": "lzw"}, "compression='lzw'"),
+    ],
+)
+def test_grids_that_cannot_be_are_refused_before_anything_is_written(
+    frames: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        build("frames", "out.zarr", progress=False, **options)
+    with pytest.raises(UsageError, match=f"{next(iter(options))} with a .npy output"):
+        build("frames", "out.npy", progress=False, **options)
+    assert os.listdir(frames.parent) == ["frames"]
+
+
+def test_a_chunk_over_2_gib_is_split_or_refused() -> None:
+    shape = (2, 1 << 16, 1 << 16)
+    assert np.prod(blocks.choose_chunks(shape, 1)) <= blocks.MOST_CHUNK_NBYTES
+    from daskstack.targets import Grid, ZarrTarget
+
+    with pytest.raises(UsageError, match=r"takes 4\.3 GB; codecs take 2 GiB"):
+        ZarrTarget.make(shape, np.dtype("u1"), ("item", "y", "x"), Grid(1, chunks=(1, -1, -1)))
+
+
+def test_what_zarr_cannot_hold_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "in", np.zeros((2, 3), [("a", "<f4"), ("b", "<i2")]))
+    with pytest.raises(UsageError, match="no specification for records"):
+        build("in", "out.zarr", progress=False)
+    save(tmp_path / "more", image(0, (2, 3, 4)))
+    with pytest.raises(UsageError, match="label y has the name of an axis"):
+        build("more", "out.zarr", labels={"y": r"(\d)"}, progress=False)
+    assert sorted(os.listdir(tmp_path)) == ["in", "more"]
+
+
+# -- what is there already, and what happens in between ---------------------------------------------------------
+
+
+def test_the_same_build_again_and_overwrite(frames: Path, expected: Array) -> None:
+    build("frames", "out.zarr", labels={"k": r"_(\d+)"}, progress=False)
+    assert build("frames", "out.zarr", labels={"k": r"_(\d+)"}, progress=False).files == 0
+    with pytest.raises(OutputExistsError, match="was made from other files or with other options"):
+        build("frames", "out.zarr", limit=5, progress=False)
+    build("frames", "out.zarr", limit=5, overwrite=True, progress=False)
+    assert same(read_zarr("out.zarr"), expected[:5])
+    os.utime(frames / "img_3.tif", ns=(1, 1))
+    with pytest.raises(OutputExistsError, match=r"made before 1 file changed: frames/img_3\.tif"):
+        build("frames", "out.zarr", limit=5, progress=False)
+    assert sorted(os.listdir(frames.parent)) == ["frames", "out.zarr"]
+
+
+def damage(what: str) -> None:
+    shard = Path("out.zarr/data/c.0.0.0")
+    if what == "user's file":
+        Path("out.zarr/notes.txt").write_bytes(b"mine")
+    elif what == "user's array":
+        zarr.create_array("out.zarr/mine", shape=(3,), dtype="u1")
+    elif what == "shard gone":
+        shard.unlink()
+    elif what == "shard changed":
+        data = bytearray(shard.read_bytes())
+        data[0] ^= 1
+        shard.write_bytes(data)
+    elif what == "label changed":
+        path = Path("out.zarr/k/c/0")
+        path.write_bytes(path.read_bytes()[::-1])
+    else:
+        path = Path("out.zarr/zarr.json")
+        path.write_text(path.read_text().replace('"join": "stack"', '"join": "steck"'))
+
+
+@pytest.mark.parametrize(
+    "what", ["user's file", "user's array", "shard gone", "shard changed", "label changed", "record"]
+)
+def test_a_group_that_was_changed_is_not_its_own_any_more(frames: Path, what: str) -> None:
+    build("frames", "out.zarr", labels={"k": r"_(\d+)"}, progress=False)
+    damage(what)
+    before = {p: p.read_bytes() for p in Path("out.zarr").rglob("*") if p.is_file()}
+    for overwrite in (False, True):
+        with pytest.raises(OutputExistsError, match="it was not touched"):
+            build("frames", "out.zarr", limit=3, overwrite=overwrite, progress=False)
+    assert {p: p.read_bytes() for p in Path("out.zarr").rglob("*") if p.is_file()} == before
+
+
+def test_bad_files_leave_nothing(frames: Path) -> None:
+    (frames / "img_5.tif").write_bytes(b"")
+    with pytest.raises(BadFilesError, match=r"out\.zarr not made"):
+        build("frames", "out.zarr", progress=False)
+    assert os.listdir(frames.parent) == ["frames"]
+
+
+def test_what_a_killed_run_left_in_the_data_s_folder_is_not_published(frames: Path, expected: Array) -> None:
+    from daskstack import staging
+
+    plan = open_stack("frames").plan("out.zarr", chunks=(1, 5, 7))
+    held = staging.prepare(plan.out, plan.plan_id, {}, plan.target)
+    plan.target.write(held.folder, 0, image(99, (1, 5, 7)))
+    place = Path(held.folder) / "data.zarr" / "data"
+    (place / f"c.1.0.0.{'0' * 32}").write_bytes(b"half a shard")
+    (place / "zarr.json").write_bytes(b"old")
+    os.close(held.lock)
+    build("frames", "out.zarr", chunks=(1, 5, 7), progress=False)
+    assert same(read_zarr("out.zarr"), expected)
+    assert sorted(os.listdir("out.zarr/data")) == sorted([*(f"c.{k}.0.0" for k in range(12)), "zarr.json"])
+
+
+def test_a_shard_that_is_missing_is_no_zeros(frames: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from daskstack.targets import ZarrTarget
+
+    real = ZarrTarget.write
+    monkeypatch.setattr(
+        ZarrTarget, "write", lambda self, folder, start, block: start == 3 or real(self, folder, start, block)
+    )
+    with pytest.raises(OutputError, match=r"shards are missing: c\.3\.0\.0"):
+        build("frames", "out.zarr", chunks=(1, 5, 7), progress=False)
+    assert os.listdir(frames.parent) == ["frames"]
+
+
+def test_sigkill_at_any_moment_leaves_nothing_under_the_final_name(frames: Path, expected: Array) -> None:
+    command = [sys.executable, "-m", "daskstack", "build", "frames", "out.zarr", "-q", "--chunks", "1,1,2"]
+    begin = time.monotonic()
+    subprocess.run([*command[:5], "first.zarr", *command[6:]], check=True)
+    whole = time.monotonic() - begin
+    rng = random.Random(0)
+    for _ in range(8):
+        child = subprocess.Popen(command)
+        time.sleep(rng.uniform(0.3, 1.0) * whole)
+        child.kill()
+        child.wait()
+        assert not Path("out.zarr").exists() or same(read_zarr("out.zarr"), expected)
+    subprocess.run(command, check=True)
+    assert same(read_zarr("out.zarr"), expected)
+    assert sorted(os.listdir(frames.parent)) == ["first.zarr", "frames", "out.zarr"]
+
+
+@pytest.mark.parametrize("when", ["before", "writing"])
+def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    need_root("mounts a small file system")
+    rng = np.random.default_rng(0)
+    save(tmp_path / "in", rng.integers(0, 1 << 16, (8, 256, 1024), dtype="uint16"))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", str(disk)], check=True)
+    try:
+        if when == "writing":
+            monkeypatch.setattr("daskstack.api.files.free_space", lambda _: 1 << 40)
+        with pytest.raises(NoSpaceError):
+            build(tmp_path / "in", disk / "out.zarr", progress=False)
+        assert os.listdir(disk) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_on_the_command_line(frames: Path, expected: Array, daskstack: Run) -> None:
+    done = daskstack(
+        "build", "frames", "out.zarr", "--chunks", "4,5,7", "--compression", "zstd:3", "--shards", "8,-1,-1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'read  zarr.open_group("out.zarr", mode="r")["data"]' in done.stdout
+    assert same(read_zarr("out.zarr"), expected)
+    assert sorted(n for n in os.listdir("out.zarr/data") if n.startswith("c.")) == ["c.0.0.0", "c.1.0.0"]
+    assert "array   (item 12, y 5, x 7) uint16 in out.zarr\n" in daskstack("info", "out.zarr").stdout
+    plan = daskstack("plan", "frames", "more.zarr").stdout
+    assert "disk    840 B in 11 files; free " in plan
+    build("frames", "more.zarr", progress=False)
+    assert sum(len(names) for _, _, names in os.walk("more.zarr")) == 11
+    assert "write whole numbers with commas" in daskstack("build", "frames", "x.zarr", "--chunks", "a,b").stderr
