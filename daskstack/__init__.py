@@ -12,11 +12,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Stack", "build", "errors", "open_stack"]
+__all__ = ["Output", "Stack", "build", "errors", "open", "open_stack"]
 
 if TYPE_CHECKING:
     from daskstack import errors
-    from daskstack.api import Stack, build, open_stack
+    from daskstack.api import Stack, build, open, open_stack  # noqa: A004
+    from daskstack.output import Output
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from daskstack import blocks, discover, files, targets
 from daskstack.discover import Listing, Source
 from daskstack.errors import BadFileError, UsageError
 from daskstack.names import Labels
+from daskstack.output import Output, open_output
 from daskstack.plan import StorePlan, at_least_one, make_plan, most_items
 from daskstack.readers import SUFFIXES, Join
 from daskstack.run import StoreReport, run
@@ -325,6 +326,35 @@ def build(
 
 def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if sizes is None else tuple(int(n) for n in sizes)
+
+
+def open(path: Source) -> Output:  # noqa: A001  # daskstack.open is what one looks for
+    """Open a finished output: its array lazily, its labels, the file of each item.
+
+    Parameters
+    ----------
+    path : path
+        A ``.npy`` or ``.zarr`` that daskstack made.
+
+    Returns
+    -------
+    Output
+        With ``array`` (a lazy Dask array), ``labels``, ``files``, ``shape``, ``dtype``, ``dims`` and
+        ``record``; print it to see how it was made.
+
+    Raises
+    ------
+    SourceError
+        It is not there, daskstack did not make it, or it was changed since.
+
+    Examples
+    --------
+    >>> report = build("frames", "all.npy", labels={"late": "t10"}, progress=False)
+    >>> out = open("all.npy")
+    >>> out.array[1:, 0, 0].compute(), out.labels["late"]
+    (array([2, 1], dtype=uint16), array([False, False,  True]))
+    """
+    return open_output(os.fspath(path))
 
 
 def limited(opened: Stack, limit: int | None) -> Stack:

@@ -19,7 +19,6 @@ import click
 
 import daskstack
 from daskstack.errors import SHOWN_BAD_FILES, BadFilesError, DaskstackError, StackWarning, UsageError
-from daskstack.files import absolute
 from daskstack.text import plural
 
 if TYPE_CHECKING:
@@ -182,10 +181,11 @@ def build(paths: tuple[str, ...], *, dry_run: bool, **options: Any) -> None:
 def info(paths: tuple[str, ...], **options: Any) -> None:
     """Show what files would make as a stack, or how an output was made."""
     with _reported(options):
-        from daskstack.run import describe_output
+        from daskstack.output import is_output, open_output
 
-        described = describe_output(absolute(paths[0])) if len(paths) == 1 else None
-        click.echo(described or repr(_opened(_listing(paths, options), options)))
+        made = len(paths) == 1 and is_output(paths[0])
+        shown = open_output(paths[0]) if made else _opened(_listing(paths, options), options)
+        click.echo(repr(shown).partition("\n")[2])
 
 
 @main.command(short_help="Try it on files it makes itself.")

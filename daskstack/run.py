@@ -33,8 +33,8 @@ from daskstack.files import uninterrupted
 from daskstack.plan import StorePlan
 from daskstack.progress import Progress
 from daskstack.stack import BlockRead, FileStack
-from daskstack.targets import SUFFIXES, Index, Target, crc32c, format_of
-from daskstack.text import count, duration, listed, nbytes, plural, printable, shape_text, shown, table
+from daskstack.targets import Index, Target, crc32c, format_of
+from daskstack.text import count, duration, listed, nbytes, plural, printable, shape_text, shown
 
 log = logging.getLogger("daskstack")
 
@@ -346,6 +346,7 @@ def _record(plan: StorePlan, stack: FileStack) -> dict[str, Any]:
         "shape": list(plan.target.shape),
         "dtype": np.lib.format.dtype_to_descr(plan.target.dtype),
         "bytes": plan.target.size,
+        "nbytes": plan.target.nbytes,
         "dims": list(stack.dims),
         "labels": list(plan.labels),
         "sources": list(stack.listing.sources),
@@ -369,22 +370,3 @@ def _index(plan: StorePlan, stack: FileStack, results: list[BlockResult]) -> Ind
         checksums=checksums,
         record={"created": created, **_record(plan, stack)},
     )
-
-
-def describe_output(out: str) -> str | None:
-    """How a finished output was made, as a table; None where daskstack did not make it, or it was changed since."""
-    if not out.endswith(SUFFIXES):
-        return None
-    target = format_of(out)
-    record = target.read_record(out)
-    if record is None or not target.is_own(out):
-        return None
-    dtype = np.dtype(record["dtype"]) if isinstance(record["dtype"], str) else "records"
-    sizes = [f"{dim} {count(n)}" for dim, n in zip(record["dims"], record["shape"], strict=True)]
-    rows = [
-        ("array", f"({', '.join(sizes)}) {dtype} in {shown(out)}"),
-        ("from", f"{listed(record['sources'])}, below {printable(record['root'])}"),
-        ("labels", ", ".join(record["labels"]) or "none"),
-        ("made", f"{record['created']} by daskstack {record['version']}; plan {record['plan_id']}"),
-    ]
-    return table(rows)

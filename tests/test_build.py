@@ -127,6 +127,7 @@ def test_the_record_says_how_it_was_made(frames: Path) -> None:
         "shape": [12, 5, 7],
         "dtype": "<u2",
         "bytes": os.path.getsize("out.npy"),
+        "nbytes": 840,
         "dims": ["item", "y", "x"],
         "labels": ["k"],
         "sources": ["frames"],

@@ -236,23 +236,19 @@ def test_a_gap_is_a_warning(frames: Path, daskstack: Run) -> None:
 
 
 def test_info(frames: Path, daskstack: Run) -> None:
-    (frames / "img_3.tif").rename(frames / "img_12.tif")
     stack = daskstack("info", "frames")
     assert stack.returncode == 0
-    assert stack.stdout.startswith("<daskstack.Stack (12, 5, 7) uint16>\nfiles   12 in frames (")
-    daskstack("build", "frames", "out.npy", "--label", "one=1", "-q")
-    done = daskstack("info", "out.npy")
-    lines = done.stdout.splitlines()
-    assert (
-        lines[:3]
-        == [
-            "array   (item 12, y 5, x 7) <u2 in out.npy",
-            f"from    frames, below {frames}",
-            "labels  one",
-        ]
-        or lines[0] == "array   (item 12, y 5, x 7) uint16 in out.npy"
-    )
-    assert " by daskstack " in done.stdout
+    assert stack.stdout.startswith("files   12 in frames (")
+    for out in ("out.npy", "out.zarr"):
+        daskstack("build", "frames", out, "--label", "one=1", "--limit", "5", "-q")
+        lines = daskstack("info", out).stdout.splitlines()
+        assert lines[0] == f"array   (item 5, y 5, x 7) uint16, 350 B in {out}"
+        assert "".join(line.strip() for line in lines[1:3]).startswith("from    frames, below")
+        assert "labels  one" in lines
+        assert "options labels {'one': '1'}, items 5 of 12" in lines
+        assert " by daskstack " in "".join(lines)
+    np.save("mine.npy", image(0))
+    assert daskstack("info", "mine.npy").stdout.startswith("files   1 in mine.npy (")
 
 
 def test_version_and_help(daskstack: Run) -> None:

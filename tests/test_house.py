@@ -23,7 +23,7 @@ ROWS: list[set[str]] = [
     {"errors"},
     {"blocks", "files"},
     {"discover", "names", "readers", "targets"},
-    {"stack", "plan", "staging", "progress"},
+    {"stack", "plan", "staging", "progress", "output"},
     {"run"},
     {"api"},
     {"demo"},
@@ -31,7 +31,7 @@ ROWS: list[set[str]] = [
     {"__main__"},
 ]
 HEAVY = {"dask", "distributed", "zarr", "tifffile", "imagecodecs", "tqdm", "matplotlib"}
-MAY_IMPORT_DASK = {"stack", "run", "cluster", "api"}
+MAY_IMPORT_DASK = {"stack", "output", "run", "cluster", "api"}
 
 
 def modules() -> list[Path]:
@@ -92,7 +92,7 @@ def test_readers_know_nothing_of_each_other_but_for_the_contract() -> None:
 
 
 def test_public_names() -> None:
-    assert daskstack.__all__ == ["Stack", "build", "errors", "open_stack"]
+    assert daskstack.__all__ == ["Output", "Stack", "build", "errors", "open", "open_stack"]
     assert all(name in dir(daskstack) and getattr(daskstack, name) is not None for name in daskstack.__all__)
     stems = {path.stem for path in modules()}
     assert not stems & (set(daskstack.__all__) - {"errors"}), "a module would put itself in a function's place"
@@ -103,7 +103,7 @@ def test_public_names() -> None:
 def test_public_functions_have_examples_and_types() -> None:
     from daskstack import api
 
-    for value in (api.open_stack, api.build, api.Stack, api.Stack.plan, api.Stack.to_npy):
+    for value in (api.open_stack, api.build, api.open, api.Stack, api.Stack.plan, api.Stack.to_npy, api.Stack.to_zarr):
         assert ">>> " in inspect.getdoc(value)  # type: ignore[operator]
         if not inspect.isclass(value):
             parameters = inspect.signature(value).parameters.values()

@@ -377,7 +377,7 @@ def test_on_the_command_line(frames: Path, expected: Array, daskstack: Run) -> N
     assert 'read  zarr.open_group("out.zarr", mode="r")["data"]' in done.stdout
     assert same(read_zarr("out.zarr"), expected)
     assert sorted(n for n in os.listdir("out.zarr/data") if n.startswith("c.")) == ["c.0.0.0", "c.1.0.0"]
-    assert "array   (item 12, y 5, x 7) uint16 in out.zarr\n" in daskstack("info", "out.zarr").stdout
+    assert "array   (item 12, y 5, x 7) uint16, 840 B in out.zarr\n" in daskstack("info", "out.zarr").stdout
     plan = daskstack("plan", "frames", "more.zarr").stdout
     assert "disk    840 B in 11 files; free " in plan
     build("frames", "more.zarr", progress=False)

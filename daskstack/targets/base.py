@@ -161,6 +161,26 @@ class Target(ABC):
     def read_index(out: str) -> dict[str, list[str]]:
         """The index of a finished output, column by column, as text."""
 
+    @staticmethod
+    @abstractmethod
+    def record_path(out: str) -> str:
+        """The file that holds the record of an output."""
+
+    @staticmethod
+    @abstractmethod
+    def read_labels(out: str, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """The labels of a finished output."""
+
+    @staticmethod
+    @abstractmethod
+    def read_region(out: str, region: tuple[slice, ...]) -> NDArray[Any]:
+        """A part of the finished array."""
+
+    @staticmethod
+    @abstractmethod
+    def natural_chunks(record: Mapping[str, Any]) -> tuple[int, ...]:
+        """Shape of the parts in which a finished array is best read."""
+
     @classmethod
     @abstractmethod
     def is_own(cls, out: str) -> bool:

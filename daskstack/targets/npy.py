@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack import files
-from daskstack.blocks import as_bytes
+from daskstack.blocks import as_bytes, items_per_block
 from daskstack.errors import UsageError
 from daskstack.targets.base import Grid, Index, Target, crc32c, record_checksum, sampled_items
 
@@ -130,6 +130,24 @@ class NpyTarget(Target):
         with open(index_path(out), newline="", encoding="utf-8", errors="surrogateescape") as f:
             head, *rows = csv.reader(f, strict=True)
         return {name: [row[k] for row in rows] for k, name in enumerate(head)}
+
+    @staticmethod
+    def record_path(out: str) -> str:
+        return record_path(out)
+
+    @staticmethod
+    def read_labels(out: str, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        return {name: np.load(label_path(out, name)) for name in names}
+
+    @staticmethod
+    def read_region(out: str, region: tuple[slice, ...]) -> NDArray[Any]:
+        mapped = np.load(out, mmap_mode="r")  # held for this one copy only
+        return np.array(mapped[region])
+
+    @staticmethod
+    def natural_chunks(record: Mapping[str, Any]) -> tuple[int, ...]:
+        items, *item = record["shape"]
+        return (items_per_block(items, record["nbytes"] // items), *(max(1, n) for n in item))
 
     @classmethod
     def is_own(cls, out: str) -> bool:

@@ -227,14 +227,25 @@ class ZarrTarget(Target):
             return None
 
     @staticmethod
-    def read_index(out: str) -> dict[str, list[str]]:
-        import zarr
+    def record_path(out: str) -> str:
+        return os.path.join(out, ROOT)
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            group = zarr.open_group(out, mode="r")
-            names = [name for name in group.array_keys() if name != DATA]
-            columns = {name: np.asarray(group[name][:]).tolist() for name in names}  # type: ignore[index]
+    @staticmethod
+    def read_labels(out: str, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        found = {name: _read(out, name) for name in names}
+        return {name: np.array(v.tolist()) if v.dtype.kind == "T" else v for name, v in found.items()}
+
+    @staticmethod
+    def read_region(out: str, region: tuple[slice, ...]) -> NDArray[Any]:
+        return _read(out, DATA, region)
+
+    @staticmethod
+    def natural_chunks(record: Mapping[str, Any]) -> tuple[int, ...]:
+        return tuple(record["shards"])
+
+    @staticmethod
+    def read_index(out: str) -> dict[str, list[str]]:
+        columns = {name: _read(out, name).tolist() for name in sorted(os.listdir(out)) if name not in (DATA, ROOT)}
         columns["checksum"] = [f"{c:08x}" for c in columns["checksum"]]
         return {name: [str(v) for v in values] for name, values in columns.items()}
 
@@ -258,20 +269,25 @@ class ZarrTarget(Target):
 
     @classmethod
     def _sample_agrees(cls, out: str) -> bool:
-        import zarr
-
         checksums = cls.read_index(out)["checksum"]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            data: Any = zarr.open_group(out, mode="r")[DATA]
-            return all(
-                f"{crc32c(np.ascontiguousarray(data[k : k + 1])):08x}" == checksums[k]
-                for k in sampled_items(data.shape[0])
-            )
+        return all(
+            f"{crc32c(np.ascontiguousarray(_read(out, DATA, (slice(k, k + 1),)))):08x}" == checksums[k]
+            for k in sampled_items(len(checksums))
+        )
 
     @classmethod
     def own_names(cls, out: str) -> tuple[str, ...]:
         return (out,) if cls.is_own(out) else ()
+
+
+def _read(out: str, name: str, region: tuple[slice, ...] = ()) -> NDArray[Any]:
+    """A part of an array of the group; an array is opened by itself, without what zarr warns of groups."""
+    import zarr
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that dates and texts are new to the specification
+        array: Any = zarr.open_array(os.path.join(out, name), mode="r")
+        return np.asarray(array[region or ...])
 
 
 def _contents(store: Any) -> dict[str, bytes]:
