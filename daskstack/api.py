@@ -6,9 +6,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daskstack import blocks, discover, files, targets
+from daskstack.cluster import check_scheduler, connected
 from daskstack.discover import Listing, Source
 from daskstack.errors import BadFileError, UsageError
 from daskstack.names import Labels
@@ -18,6 +19,9 @@ from daskstack.readers import SUFFIXES, Join
 from daskstack.run import StoreReport, run
 from daskstack.stack import FileStack, open_files
 from daskstack.text import printable
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 SAMPLE_ITEMS = 200
 SAMPLE_SECONDS = 2.0
@@ -48,7 +52,8 @@ class Stack(FileStack):
         out: Source,
         *,
         threads: int | None = None,
-        scheduler: str | None = None,
+        scheduler: str | Client | None = None,
+        workers: int | None = None,
         memory_limit: float | str | None = None,
         overwrite: bool = False,
         chunks: Sequence[int] | None = None,
@@ -64,8 +69,12 @@ class Stack(FileStack):
         threads : int, optional
             Blocks at work at once in this process; default: the cores it may use
             (``SLURM_CPUS_PER_TASK`` is respected).
-        scheduler : {"threads", "synchronous"}, optional
-            Which of Dask's schedulers runs the tasks; default "threads".
+        scheduler : str or distributed.Client, optional
+            Which of Dask's schedulers runs the tasks: "threads", "synchronous", "processes", a Client,
+            an address (``tcp://...``) or a scheduler file (``.json``).  Default: a current Client, else
+            Dask's configuration, else "threads".
+        workers : int, optional
+            Start a cluster of so many processes on this machine (TLS, on loopback alone).
         memory_limit : int or str, optional
             Bound on the bytes held for data at once, such as "2 GB".
         overwrite : bool, optional
@@ -113,7 +122,8 @@ class Stack(FileStack):
             files=len(self.files),
             scratch=self.scratch(bounds),
             threads=threads,
-            scheduler=scheduler,
+            scheduler=check_scheduler(scheduler, workers),
+            workers=workers,
             memory_limit=memory_limit,
             overwrite=overwrite,
             free=files.free_space(path),
@@ -154,7 +164,7 @@ class Stack(FileStack):
         """
         if not os.fspath(out).endswith(".npy"):
             raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .npy", "let it end in .npy")
-        return run(self.plan(out, **options), self, progress=progress)
+        return self.carry_out(self.plan(out, **options), progress=progress, scheduler=options.get("scheduler"))
 
     def to_zarr(self, out: Source, *, progress: bool | None = None, **options: Any) -> StoreReport:
         """Store the stack as a Zarr 3 group: ``data`` and, along its items, labels, file and checksum.
@@ -187,7 +197,18 @@ class Stack(FileStack):
         """
         if not os.fspath(out).endswith(".zarr"):
             raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .zarr", "let it end in .zarr")
-        return run(self.plan(out, **options), self, progress=progress)
+        return self.carry_out(self.plan(out, **options), progress=progress, scheduler=options.get("scheduler"))
+
+    def carry_out(
+        self,
+        made: StorePlan,
+        *,
+        progress: bool | None = None,
+        scheduler: str | Client | None = None,
+    ) -> StoreReport:
+        """Carry out a plan of this stack's, on the scheduler that it was made for; a Client is handed over again."""
+        with connected(made.scheduler, scheduler, made.threads) as client:
+            return run(made, self, progress=progress, client=client)
 
     def measured(self, made: StorePlan) -> tuple[StorePlan, list[BadFileError]]:
         """The plan with the speed at which a sample of the items was read, and the bad files met.
@@ -304,7 +325,7 @@ def build(
     progress : bool, optional
         Whether to show progress on stderr; by default it is shown.
     **options
-        As for :meth:`Stack.plan`: threads, scheduler, memory_limit, overwrite, chunks, shards, compression.
+        As for :meth:`Stack.plan`: threads, scheduler, workers, memory_limit, overwrite, chunks, shards, compression.
 
     Returns
     -------
@@ -321,7 +342,7 @@ def build(
         sources, labels=labels, sort_by=sort_by, join=join, reader=reader, files_per_block=files_per_block
     )
     opened = limited(opened, limit)
-    return run(opened.plan(out, **options), opened, progress=progress)
+    return opened.carry_out(opened.plan(out, **options), progress=progress, scheduler=options.get("scheduler"))
 
 
 def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...] | None:

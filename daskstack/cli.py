@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ERROR, USAGE, STOPPED = 1, 2, 75
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
-STORE_OPTIONS = ("threads", "scheduler", "memory_limit", "overwrite", "chunks", "shards", "compression")
+STORE_OPTIONS = ("threads", "scheduler", "workers", "memory_limit", "overwrite", "chunks", "shards", "compression")
 
 Command = Callable[..., Any]
 
@@ -97,10 +97,9 @@ def _store_options(command: Command) -> Command:
             help="Blocks at work at once; default: the cores it may use.",
         ),
         click.option(
-            "--scheduler",
-            type=click.Choice(["threads", "synchronous"]),
-            help="Which of Dask's schedulers runs the tasks.",
+            "--scheduler", metavar="NAME", help="threads, synchronous, processes, tcp://... or a scheduler file."
         ),
+        click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Start N worker processes for it."),
         click.option("--chunks", metavar="N,N,...", callback=_sizes, help="Zarr: what is read at once, items first."),
         click.option("--shards", metavar="N,N,...", callback=_sizes, help="Zarr: what one file holds, whole chunks."),
         click.option("--compression", metavar="CODEC", help="Zarr: none, zstd:3, gzip:5, blosc:lz4:5:shuffle, ..."),
@@ -166,12 +165,9 @@ def build(paths: tuple[str, ...], *, dry_run: bool, **options: Any) -> None:
         if dry_run:
             _plan(listing, out, options)
             return
-        from daskstack.run import run
-
         stack = _opened(listing, options)
         made = stack.plan(out, **_store_arguments(options))
-        report = run(made, stack, progress=False if options["quiet"] else None)
-        _say(report, options)
+        _say(stack.carry_out(made, progress=False if options["quiet"] else None), options)
 
 
 @main.command(short_help="What a source or an output is.")

@@ -20,7 +20,6 @@ from daskstack.errors import UsageError
 from daskstack.targets import Target
 from daskstack.text import count, duration, nbytes, plural, table
 
-SCHEDULERS = ("threads", "synchronous")
 PLAN_FORMAT = 1  # part of the plan id: to be raised whenever the same decisions give other bytes
 
 
@@ -45,8 +44,9 @@ class StorePlan:
         threads, memory or scheduler.
     threads : int
         Blocks at work at once in this process.
-    scheduler : {"threads", "synchronous"}
-        Which of Dask's schedulers runs the tasks.
+    scheduler : str
+        Which of Dask's schedulers runs the tasks: "threads", "synchronous", "processes", "workers",
+        "client", an address or a scheduler file.
     memory : int
         Bound on the bytes held for data at once.
     overwrite : bool
@@ -93,7 +93,10 @@ class StorePlan:
         per_block = int(np.diff(self.bounds).max())
         items = self.target.shape[0]
         unit = "file" if items == self.files else "item"
-        workers = plural(self.threads, "thread") if self.scheduler == "threads" else "one after another"
+        places = {"threads": "thread", "processes": "process", "workers": "worker"}
+        workers = plural(self.threads, places[self.scheduler]) if self.scheduler in places else "on the cluster"
+        if self.scheduler == "synchronous":
+            workers = "one after another"
         up_to = "" if per_block * self.blocks == items else "up to "
         work = f"{plural(self.blocks, 'block')} of {up_to}{plural(per_block, unit)}, {workers}"
         disk = f"{nbytes(self.target.nbytes)} in {plural(self.target.file_count(self.labels), 'file')}"
@@ -121,7 +124,8 @@ def make_plan(
     files: int,
     scratch: int,
     threads: int | None,
-    scheduler: str | None,
+    scheduler: str,
+    workers: int | None,
     memory_limit: float | str | None,
     overwrite: bool,
     free: int | None,
@@ -134,13 +138,12 @@ def make_plan(
     UsageError
         An option cannot be meant, or one block does not fit into ``memory_limit``.
     """
-    if scheduler not in (None, *SCHEDULERS):
-        raise UsageError(f"scheduler={scheduler!r}", f"choose from: {', '.join(SCHEDULERS)}")
+    at_least_one("workers", workers)
     at_least_one("threads", threads)
     for name in labels:
         if name in target.reserved:
             raise UsageError(f"label {name} has the name of an axis", f"choose another, such as {name}_label")
-    workers = 1 if scheduler == "synchronous" else min(threads or usable_cores(), len(bounds) - 1)
+    at_once = 1 if scheduler == "synchronous" else min(workers or threads or usable_cores(), len(bounds) - 1)
     a_block = int(np.diff(bounds).max()) * (target.nbytes // target.shape[0]) + scratch + target.scratch
     if memory_limit is not None:
         limit = parse_nbytes(memory_limit)
@@ -149,7 +152,7 @@ def make_plan(
                 f"memory_limit={memory_limit}: one block takes {nbytes(a_block)}",
                 f"give at least {nbytes(a_block)}",
             )
-        workers = min(workers, limit // max(1, a_block))
+        at_once = min(at_once, limit // max(1, a_block))
     return StorePlan(
         out=out,
         target=target,
@@ -157,9 +160,9 @@ def make_plan(
         labels=tuple(labels),
         final_names=target.final_names(out, tuple(labels)),
         plan_id=_plan_id(target, bounds, content_id, labels),
-        threads=workers,
-        scheduler=scheduler or "threads",
-        memory=workers * a_block,
+        threads=at_once,
+        scheduler=scheduler,
+        memory=at_once * a_block,
         overwrite=overwrite,
         free=free,
         files=files,

@@ -117,8 +117,8 @@ def store_block(k: int, read: BlockRead, target: Target, folder: str, start: int
         return BlockResult(k, error=exc)
 
 
-def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None) -> StoreReport:
-    """Carry out a plan.
+def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None, client: Any = None) -> StoreReport:
+    """Carry out a plan, on a distributed.Client where one is given.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None) -> S
     try:
         with uninterrupted():
             held = staging.prepare(plan.out, plan.plan_id, _record(plan, stack), plan.target)
-        results = _run_blocks(plan, stack, held.folder, progress=progress)
+        results = _run_blocks(plan, stack, held.folder, progress=progress, client=client)
         _raise_failures(plan, stack, results)
         moves = plan.target.finish(held.folder, plan.out, _index(plan, stack, results))
         with uninterrupted():
@@ -272,7 +272,9 @@ def _why_not_again(plan: StorePlan, changed: list[str] | None, missing: list[str
     return f"{shown(plan.out)} exists and {what}; it was not touched", "choose another OUT, or --overwrite it"
 
 
-def _run_blocks(plan: StorePlan, stack: FileStack, folder: str, *, progress: bool | None) -> list[BlockResult]:
+def _run_blocks(
+    plan: StorePlan, stack: FileStack, folder: str, *, progress: bool | None, client: Any
+) -> list[BlockResult]:
     """Every block's result, in order; the first failure that is no file's fault ends the run."""
     from dask.task_spec import Task
 
@@ -292,6 +294,8 @@ def _run_blocks(plan: StorePlan, stack: FileStack, folder: str, *, progress: boo
             items = edges[result.block + 1] - edges[result.block]
             shown_progress.update(items, items * item, len(result.bad))
 
+        if client is not None:
+            return _gather(client, graph, keys, told)
         return list(_get(plan, graph, keys, told))
 
 
@@ -314,10 +318,50 @@ def _get(plan: StorePlan, graph: Mapping[str, Any], keys: list[str], told: Calla
         from dask.local import get_sync
 
         return get_sync(graph, keys, callbacks=callbacks)
+    if plan.scheduler == "processes":
+        return _get_in_processes(plan, graph, keys, callbacks)
     from dask.threaded import get
 
     with ThreadPoolExecutor(plan.threads) as pool:
         return get(graph, keys, pool=pool, callbacks=callbacks)
+
+
+def _get_in_processes(plan: StorePlan, graph: Mapping[str, Any], keys: list[str], callbacks: list[Any]) -> Any:
+    """One block a call to a worker, so that progress shows and a death costs one block."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from dask.multiprocessing import get
+
+    try:
+        return get(graph, keys, num_workers=plan.threads, optimize_graph=False, chunksize=1, callbacks=callbacks)
+    except BrokenProcessPool as exc:
+        raise DaskstackError(
+            "a worker process ended at once, or was killed",
+            "in a script, put the call under: if __name__ == '__main__': (else look for what killed it: memory?)",
+        ) from exc
+
+
+def _gather(client: Any, graph: Mapping[str, Any], keys: list[str], told: Callable[..., None]) -> list[BlockResult]:
+    """Results as they come from a cluster, in the order of the blocks at the end."""
+    from distributed import as_completed
+
+    futures = client.get(dict(graph), keys, sync=False)
+    results: dict[str, BlockResult] = {}
+    try:
+        for future in as_completed(futures, loop=client.loop):
+            try:
+                results[future.key] = future.result()
+            except Exception as exc:
+                block = graph[future.key].args[1]
+                raise DaskstackError(
+                    f"the cluster gave up on a block: {type(exc).__name__}; its files: "
+                    f"{listed([shown(path) for path in block.paths])}",
+                    "look at the workers' logs; the same command begins anew",
+                ) from exc
+            told(future.key, results[future.key])
+    finally:
+        client.cancel(futures)
+    return [results[key] for key in keys]
 
 
 def _raise_failures(plan: StorePlan, stack: FileStack, results: list[BlockResult]) -> None:

@@ -28,7 +28,8 @@ def plural(number: int, noun: str) -> str:
     >>> plural(1, "file"), plural(2000, "file")
     ('1 file', '2,000 files')
     """
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count(number)} {noun}{ending}"
 
 
 def nbytes(number: float) -> str:

@@ -508,7 +508,9 @@ def test_threads_are_the_cores_that_may_be_used(frames: Path, monkeypatch: pytes
     ("options", "message"),
     [
         ({"threads": 0}, "threads=0"),
-        ({"scheduler": "processes"}, "choose from: threads, synchronous"),
+        ({"scheduler": "twisted"}, "choose from: threads, synchronous, processes, tcp://"),
+        ({"scheduler": "threads", "workers": 2}, "scheduler and workers are both given"),
+        ({"workers": 0}, "workers=0"),
         ({"memory_limit": "lots"}, "'lots' is no number of bytes"),
         ({"memory_limit": 0}, "0 is no number of bytes"),
     ],

@@ -24,7 +24,7 @@ ROWS: list[set[str]] = [
     {"blocks", "files"},
     {"discover", "names", "readers", "targets"},
     {"stack", "plan", "staging", "progress", "output"},
-    {"run"},
+    {"run", "cluster"},
     {"api"},
     {"demo"},
     {"cli"},
