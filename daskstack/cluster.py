@@ -87,7 +87,7 @@ def connected(name: str, scheduler: object, workers: int) -> Iterator[Any]:
         The scheduler is not there, or worker processes cannot start.
     """
     if name in ("processes", "workers"):
-        _refuse_in_worker()
+        _check_main()
     if name in LOCAL:
         yield None
     elif name == "client":
@@ -100,10 +100,30 @@ def connected(name: str, scheduler: object, workers: int) -> Iterator[Any]:
             yield client
 
 
-def _refuse_in_worker() -> None:
-    """End a worker process that runs the script that started it, before it starts workers of its own."""
+def _check_main() -> None:
+    """See whether a process can be started at all: it imports the script that starts it.
+
+    A script that starts processes wherever it is imported would start them in each of them; one that
+    does so ends here, so that the script itself can say once what to do.
+
+    Raises
+    ------
+    DaskstackError
+        It cannot.
+    """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        sys.exit(1)  # the script itself says what to do, once
+        sys.exit(1)
+    if not hasattr(sys.modules["__main__"], "__file__"):
+        return  # nothing to import: interactive, or python -c
+    trial = multiprocessing.get_context("spawn").Process(target=_do_nothing)
+    trial.start()
+    trial.join(WAIT)
+    if trial.exitcode != 0:
+        raise DaskstackError("this script cannot start worker processes: each would run it again", GUARD)
+
+
+def _do_nothing() -> None:
+    """What a trial process does."""
 
 
 @contextmanager
@@ -111,8 +131,8 @@ def _local_cluster(workers: int) -> Iterator[Any]:
     """Worker processes on this machine: TLS, on loopback alone, without a dashboard."""
     from distributed import Client, LocalCluster
 
-    try:
-        cluster = LocalCluster(
+    with (
+        LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
@@ -121,10 +141,9 @@ def _local_cluster(workers: int) -> Iterator[Any]:
             worker_dashboard_address="127.0.0.1:0",
             security=True,
             silence_logs=50,
-        )
-    except RuntimeError as exc:
-        raise DaskstackError(f"worker processes could not start: {exc}", GUARD) from exc
-    with cluster, Client(cluster, set_as_default=False) as client:
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
         yield client
 
 

@@ -335,10 +335,7 @@ def _get_in_processes(plan: StorePlan, graph: Mapping[str, Any], keys: list[str]
     try:
         return get(graph, keys, num_workers=plan.threads, optimize_graph=False, chunksize=1, callbacks=callbacks)
     except BrokenProcessPool as exc:
-        raise DaskstackError(
-            "a worker process ended at once, or was killed",
-            "in a script, put the call under: if __name__ == '__main__': (else look for what killed it: memory?)",
-        ) from exc
+        raise DaskstackError("a worker process was killed", "look for what killed it; memory?") from exc
 
 
 def _gather(client: Any, graph: Mapping[str, Any], keys: list[str], told: Callable[..., None]) -> list[BlockResult]:
