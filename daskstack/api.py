@@ -13,11 +13,13 @@ from daskstack.cluster import check_scheduler, connected
 from daskstack.discover import Listing, Source
 from daskstack.errors import BadFileError, UsageError
 from daskstack.names import Labels
+from daskstack.opening import open_files
 from daskstack.output import Output, open_output
 from daskstack.plan import StorePlan, at_least_one, make_plan, most_items
 from daskstack.readers import SUFFIXES, Join
-from daskstack.run import StoreReport, run
-from daskstack.stack import FileStack, open_files
+from daskstack.report import StoreReport
+from daskstack.run import run
+from daskstack.stack import FileStack
 from daskstack.text import printable
 
 if TYPE_CHECKING:

@@ -198,7 +198,7 @@ def demo(count: int, **options: Any) -> None:
 
 
 def _plan(listing: Listing, out: str, options: dict[str, Any]) -> None:
-    from daskstack.run import check_output
+    from daskstack.checks import check_output
 
     stack = _opened(listing, options)
     made = stack.plan(out, **_store_arguments(options))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
-import os
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -20,75 +18,24 @@ import numpy as np
 import daskstack
 from daskstack import staging
 from daskstack.blocks import as_bytes
+from daskstack.checks import check_output, replaceable
 from daskstack.errors import (
     SHOWN_BAD_FILES,
     BadFileError,
     BadFilesError,
     DaskstackError,
-    NoSpaceError,
-    OutputError,
     OutputExistsError,
 )
 from daskstack.files import uninterrupted
 from daskstack.plan import StorePlan
 from daskstack.progress import Progress
-from daskstack.stack import BlockRead, FileStack
-from daskstack.targets import Index, Target, crc32c, format_of
-from daskstack.text import count, duration, listed, nbytes, plural, printable, shape_text, shown
+from daskstack.reads import BlockRead
+from daskstack.report import StoreReport
+from daskstack.stack import FileStack
+from daskstack.targets import Index, Target, crc32c
+from daskstack.text import count, listed, plural, shown
 
 log = logging.getLogger("daskstack")
-
-
-@dataclass(frozen=True, repr=False)
-class StoreReport:
-    """What a build did; print it.
-
-    Attributes
-    ----------
-    out : str
-        The output.
-    side_files : tuple of str
-        What lies beside it.
-    shape, dtype
-        Of the output.
-    files : int
-        Files read; 0 where the output was there already.
-    seconds : float
-        From plan to publication.
-    left_out : int
-        Names that the scan for files left out.
-    """
-
-    out: str
-    side_files: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    files: int
-    seconds: float
-    left_out: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def __str__(self) -> str:
-        what = f"{shown(self.out)} {shape_text(self.shape)} {self.dtype}, {nbytes(self.nbytes)}"
-        if self.files:
-            rate = count(round(self.files / max(1e-9, self.seconds)))
-            head = f"done  {what} in {duration(self.seconds)}, {rate} files/s"
-            head += (
-                f"\n      from {plural(self.files, 'file')}; {count(self.left_out)} left out" if self.left_out else ""
-            )
-        else:
-            head = f"done  {what}: it was there already, made from these files"
-        meaning = {".csv": "row to file", ".json": "how it was made", ".npy": "label"}
-        beside = [f"{shown(p)} ({meaning[os.path.splitext(p)[1]]})" for p in self.side_files]
-        beside.sort(key=lambda text: not text.endswith("(row to file)"))
-        read = format_of(self.out).read_hint(shown(self.out))
-        return "\n".join([head, *(f"      {b}" for b in beside), f"read  {read}"])
-
-    __repr__ = __str__
 
 
 @dataclass(frozen=True)
@@ -144,7 +91,7 @@ def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None, clie
         _raise_failures(plan, stack, results)
         moves = plan.target.finish(held.folder, plan.out, _index(plan, stack, results))
         with uninterrupted():
-            staging.publish(held, moves, own_names=lambda: _replaceable(plan))
+            staging.publish(held, moves, own_names=lambda: replaceable(plan))
             published = True
     except OutputExistsError:
         with suppress(DaskstackError):  # another run of this very build may have been faster
@@ -158,118 +105,6 @@ def run(plan: StorePlan, stack: FileStack, *, progress: bool | None = None, clie
     report = (plan.out, plan.final_names[:-1], plan.target.shape, plan.target.dtype)
     left_out = len(stack.listing.left_out)
     return StoreReport(*report, files=len(stack.files), seconds=time.monotonic() - begin, left_out=left_out)
-
-
-def check_output(plan: StorePlan, stack: FileStack) -> StoreReport | None:
-    """Look, without writing, whether the plan can be carried out.
-
-    Returns
-    -------
-    StoreReport, optional
-        Where the output is there already, made by this very plan from files that have not changed.
-
-    Raises
-    ------
-    OutputExistsError
-        A final name is taken by something that may not be replaced, or is one of the inputs.
-    OutputError, NoSpaceError
-        The folder is not there, or the disk is too small.
-    """
-    parent = os.path.dirname(plan.out)
-    if not os.path.isdir(parent):
-        raise OutputError(f"there is no folder {shown(parent)}", f"make it: mkdir -p {shown(parent)}")
-    _refuse_long_names(plan, parent)
-    own = plan.target.own_names(plan.out)
-    _refuse_inputs(plan, stack, own)
-    if plan.out in own:
-        changed = _changed_since(plan, stack)
-        missing = [name for name in plan.final_names if name not in own]
-        if changed == [] and not missing:
-            report = (plan.out, plan.final_names[:-1], plan.target.shape, plan.target.dtype)
-            return StoreReport(*report, files=0, seconds=0.0)
-        if not plan.overwrite:
-            raise OutputExistsError(*_why_not_again(plan, changed, missing))
-    _refuse_taken(plan, own)
-    need = plan.need - staging.size_of(plan.out, plan.plan_id)  # a run that was killed took its room already
-    if plan.free is not None and plan.free < need:
-        raise NoSpaceError(
-            f"{shown(plan.out)} needs {nbytes(need)}; {nbytes(plan.free)} are free on its disk (or in its quota)",
-            "make room, or choose another disk",
-        )
-    return None
-
-
-def _refuse_long_names(plan: StorePlan, parent: str) -> None:
-    longest = os.pathconf(parent, "PC_NAME_MAX")
-    for name in map(os.path.basename, (*plan.final_names, staging.staging_root(plan.out))):
-        if len(os.fsencode(name)) > longest:
-            raise OutputError(
-                f"the name {printable(name)} is longer than the {longest} bytes that its folder takes",
-                "choose a shorter OUT or label",
-            )
-
-
-def _refuse_taken(plan: StorePlan, own: tuple[str, ...]) -> None:
-    """What holds a final name must be daskstack's own, and meant to go."""
-    may_go = _replaceable(plan)
-    for name in plan.final_names:
-        if not os.path.lexists(name) or name in may_go:
-            continue
-        what, advice = "was not made by daskstack", "choose another OUT"
-        if plan.target.read_record(plan.out) is not None and os.path.lexists(plan.out):
-            what, advice = "was changed since daskstack made it", "move it away, or choose another OUT"
-        elif name in own:
-            what, advice = "belongs to an output that is gone", "move it away, or --overwrite it"
-        taken = plan.out if plan.out not in own and os.path.lexists(plan.out) else name
-        raise OutputExistsError(f"{shown(taken)} exists and {what}; it was not touched", advice)
-
-
-def _replaceable(plan: StorePlan) -> tuple[str, ...]:
-    """What may be replaced now: with --overwrite an output of daskstack's own, and what a publication of this very
-    plan that was killed left beside the place of its array.
-    """
-    own = plan.target.own_names(plan.out)
-    if plan.overwrite:
-        return own
-    record = plan.target.read_record(plan.out)
-    same = record is not None and record["plan_id"] == plan.plan_id
-    return own if same and not os.path.lexists(plan.out) else ()
-
-
-def _refuse_inputs(plan: StorePlan, stack: FileStack, own: tuple[str, ...]) -> None:
-    """An output that is an input, by whatever name or link, would be destroyed before it is read."""
-    for name in {*plan.final_names, *own}:
-        try:
-            found = os.stat(name)
-        except OSError:
-            continue
-        alike = (stack.listing.sizes == found.st_size) & (stack.listing.mtimes == found.st_mtime_ns)
-        for k in np.flatnonzero(alike):
-            if os.path.samefile(name, stack.listing.paths[k]):
-                raise OutputExistsError(
-                    f"{shown(name)} is one of the inputs; it was not touched", "choose another OUT, or leave it out"
-                )
-
-
-def _changed_since(plan: StorePlan, stack: FileStack) -> list[str] | None:
-    """The files that are not as they were when the output was made; None where another plan made it."""
-    record = plan.target.read_record(plan.out)
-    if record is None or record["plan_id"] != plan.plan_id:
-        return None
-    index = plan.target.read_index(plan.out)
-    sizes, mtimes = (np.array(index[name], dtype=np.int64) for name in ("size", "mtime"))
-    same = (sizes == stack.listing.sizes[stack.file_of]) & (mtimes == stack.listing.mtimes[stack.file_of])
-    return [stack.files[k] for k in np.unique(stack.file_of[~same])]
-
-
-def _why_not_again(plan: StorePlan, changed: list[str] | None, missing: list[str]) -> tuple[str, str]:
-    if changed == []:
-        what = f"its {shown(missing[0])} is missing or was changed"
-    elif changed is None:
-        what = "was made from other files or with other options"
-    else:
-        what = f"was made before {plural(len(changed), 'file')} changed: {listed([shown(p) for p in changed])}"
-    return f"{shown(plan.out)} exists and {what}; it was not touched", "choose another OUT, or --overwrite it"
 
 
 def _run_blocks(

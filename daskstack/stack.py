@@ -9,112 +9,25 @@ import os
 import pickle
 import uuid
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskstack import blocks
-from daskstack.discover import Listing, clipped_mtime, collector_paused
-from daskstack.errors import BadFileError, BadFilesError, UsageError
-from daskstack.names import LabelArrays, Labels, read_labels, sort_order
-from daskstack.readers import FunctionReader, Header, Join, Layout, Reader, check, choose
-from daskstack.text import count, listed, nbytes, plural, printable, shape_text, shown, table
+from daskstack.discover import Listing
+from daskstack.errors import BadFileError
+from daskstack.names import LabelArrays
+from daskstack.readers import FunctionReader, Header, Layout, Reader, check
+from daskstack.reads import BlockRead, in_threads, load_block, packed_stamps
+from daskstack.text import count, listed, nbytes, printable, shape_text, table
 
 if TYPE_CHECKING:
     import dask.array
-
-T = TypeVar("T")
-
-HEADER_THREADS = 8
-ADVICE_FILES = "mend or leave out these files"
-
-
-@dataclass(frozen=True, eq=False)
-class BlockRead:
-    """The block a task reads: its files, and which of their items; small, so that it can travel.
-
-    Attributes
-    ----------
-    reader : Reader
-        Reads each of them.
-    packed : bytes
-        The files' paths, compressed; in most stacks they differ by a number only.
-    pieces : array of int64, shape (files, 3), optional
-        For each file how many items it must hold, the first wanted and the one after the last; None
-        where each is one item.
-    due : Header
-        What each item must be.
-    items : int
-        How many items the block holds.
-    stamps : bytes
-        Size and mtime of each file when it was listed, compressed.
-    layout : Layout, optional
-        How the file that gave ``due`` is laid out.
-    """
-
-    reader: Reader
-    packed: bytes
-    pieces: NDArray[np.int64] | None
-    due: Header
-    items: int
-    stamps: bytes
-    layout: Layout | None = None
-
-    @property
-    def paths(self) -> list[str]:
-        """The files, in order."""
-        return [os.fsdecode(p) for p in zlib.decompress(self.packed).split(b"\0")]
-
-    def read(self) -> tuple[NDArray[Any], list[BadFileError]]:
-        """The block, and the files whose part of it is undefined."""
-        out = np.empty((self.items, *self.due.shape), self.due.dtype)
-        pieces = None if self.pieces is None else [(int(r), int(a), int(b)) for r, a, b in self.pieces]
-        paths = self.paths
-        bad = self.reader.read_into(paths, out, self.due, pieces, self.layout)
-        known = {b.path for b in bad}
-        for path, stamp in zip(paths, _unpacked(self.stamps), strict=True):
-            if path not in known and _stamp(path) != stamp:
-                bad.append(BadFileError(path, "changed since it was listed"))
-        return out, bad
-
-
-def _packed(sizes: NDArray[np.int64], mtimes: NDArray[np.int64]) -> bytes:
-    """Sizes and times as the bytes of their differences, which compress well."""
-    return zlib.compress(np.diff([sizes, mtimes], prepend=0, axis=1).astype("<i8").tobytes(), 1)
-
-
-def _unpacked(stamps: bytes) -> list[tuple[int, int]]:
-    differences = np.frombuffer(zlib.decompress(stamps), "<i8").reshape(2, -1)
-    sizes, mtimes = np.cumsum(differences, axis=1).tolist()
-    return list(zip(sizes, mtimes, strict=True))
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return -1, -1
-    return found.st_size, clipped_mtime(found)
-
-
-def load_block(block: BlockRead) -> NDArray[Any]:
-    """What a delayed read does.
-
-    Raises
-    ------
-    BadFilesError
-        One report of all bad files of the block.
-    """
-    array, bad = block.read()
-    if bad:
-        raise BadFilesError(f"{plural(len(bad), 'bad file')} in this block", ADVICE_FILES, bad)
-    return array
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +109,7 @@ class FileStack:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The files' paths below :attr:`root`, in order; what the index holds."""
-        return _names(self.listing)
+        return names_of(self.listing)
 
     def __getitem__(self, key: Any) -> Any:
         """One item as a NumPy array (one file is read), or for a slice or an array of indices a stack."""
@@ -272,7 +185,7 @@ class FileStack:
         else:
             used = file_of
         packed = zlib.compress(b"\0".join(os.fsencode(self.listing.paths[k]) for k in used), 1)
-        stamps = _packed(self.listing.sizes[used], self.listing.mtimes[used])
+        stamps = packed_stamps(self.listing.sizes[used], self.listing.mtimes[used])
         due = replace(self.header, rows=1)
         return BlockRead(self.reader, packed, pieces, due, stop - start, stamps, self.layout)
 
@@ -286,7 +199,7 @@ class FileStack:
             suspects |= sizes != self.header_size
         paths = [self.listing.paths[k] for k in np.flatnonzero(suspects)]
         rows = self.file_rows[suspects]
-        return [e for e in _in_threads(self._header_error, paths, rows.tolist()) if e is not None]
+        return [e for e in in_threads(self._header_error, paths, rows.tolist()) if e is not None]
 
     def _header_error(self, path: str, rows: int) -> BadFileError | None:
         try:
@@ -360,146 +273,15 @@ class FileStack:
         return f"<daskstack.Stack {shape_text(self.shape)} {self.dtype}>\n{table(self.report())}"
 
 
-S = TypeVar("S", bound=FileStack)
-
-
-@collector_paused()
-def open_files(
-    listing: Listing,
-    *,
-    cls: type[S],
-    labels: Labels | None,
-    sort_by: str | Sequence[str] | None,
-    join: Join,
-    reader: Callable[[str], Any] | None,
-    files_per_block: int | None,
-) -> S:
-    """The stack of the listed files: one header is read, or all of them where files are joined.
-
-    Raises
-    ------
-    BadFilesError
-        No file has a header that can be read; where files are joined: any has none, or another shape.
-    UsageError
-        The files are of several formats, or an option makes no sense.
-    """
-    reads = _one_reader(listing, join, reader)
-    arrays = read_labels(listing.below, labels, () if labels is None else _names(listing))
-    if sort_by is not None:
-        order = sort_order(arrays, sort_by)
-        listing = replace(
-            listing,
-            paths=[listing.paths[k] for k in order],
-            below=[listing.below[k] for k in order],
-            sizes=listing.sizes[order],
-            mtimes=listing.mtimes[order],
-        )
-        arrays = {name: values[order] for name, values in arrays.items()}
-    header, header_from = _first_header(reads, listing.paths)
-    if join == "concat":
-        file_rows = _all_rows(reads, listing.paths, header)
-    else:
-        file_rows = np.ones(len(listing.paths), dtype=np.int64)
-    file_of = np.repeat(np.arange(len(listing.paths)), file_rows)
-    if not len(file_of):
-        raise UsageError(f"the {plural(len(listing.paths), 'file')} hold no items", "name other files")
-    firsts = np.cumsum(file_rows) - file_rows
-    return cls(
-        listing=listing,
-        reader=reads,
-        header=header,
-        header_from=header_from,
-        header_size=int(listing.sizes[listing.paths.index(header_from)]),
-        file_rows=file_rows,
-        file_of=file_of,
-        row_of=np.arange(len(file_of)) - firsts[file_of],
-        labels={name: values[file_of] for name, values in arrays.items()},
-        files_per_block=files_per_block,
-        layout=_layout(reads, header_from),
-        options=_options(labels=labels, sort_by=sort_by, reader=reader, files_per_block=files_per_block),
-    )
-
-
-def _options(**given: Any) -> dict[str, Any]:
-    """The options that were given, as JSON can hold them."""
-    return {name: _as_json(value) for name, value in given.items() if value is not None}
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _as_json(v) for name, v in value.items()}
-    if isinstance(value, str | int | os.PathLike):
-        return os.fspath(value) if isinstance(value, os.PathLike) else value
-    return [_as_json(v) for v in value] if isinstance(value, Sequence) else getattr(value, "__qualname__", repr(value))
-
-
 def _root(listing: Listing) -> str:
     """The folder below which all source folders lie."""
     return os.path.commonpath({p[: len(p) - len(b)] for p, b in zip(listing.paths, listing.below, strict=True)})
 
 
-def _names(listing: Listing) -> tuple[str, ...]:
+def names_of(listing: Listing) -> tuple[str, ...]:
+    """The files' paths below the folder that all source folders share."""
     start = len(_root(listing).rstrip("/")) + 1
     return tuple(path[start:] for path in listing.paths)
-
-
-def _layout(reader: Reader, path: str) -> Layout | None:
-    """How a file is laid out; None where that cannot be told, and every file is read by its library."""
-    try:
-        return reader.layout(path)
-    except Exception:  # noqa: BLE001  # a header so odd that only the library copes
-        return None
-
-
-def _one_reader(listing: Listing, join: Join, function: Callable[[str], Any] | None) -> Reader:
-    """The reader of all files; files of several formats are hardly meant."""
-    if function is not None and not callable(function):
-        raise UsageError(f"reader is {type(function).__name__}", "give a function from path to array")
-    first = choose(listing.paths[0], join, function)
-    others = [p for p in listing.paths if not p.lower().endswith(first.suffixes)]
-    if function is None and others:
-        raise UsageError(
-            f"{count(len(others))} of {plural(len(listing.paths), 'file')} have another suffix than "
-            f"{shown(listing.paths[0])}: {listed([os.path.basename(p) for p in others])}",
-            "choose one kind by a pattern, as in 'frames/*.tif'",
-        )
-    return first
-
-
-def _first_header(reader: Reader, paths: Sequence[str]) -> tuple[Header, str]:
-    """The header of the first file that has one; those before it are met again, and reported, when they are read."""
-    bad: list[BadFileError] = []
-    for path in paths:
-        try:
-            return reader.probe(path), path
-        except BadFileError as exc:
-            bad.append(exc)
-    raise BadFilesError(f"none of {plural(len(paths), 'file')} can be read", ADVICE_FILES, bad)
-
-
-def _all_rows(reader: Reader, paths: Sequence[str], due: Header) -> NDArray[np.int64]:
-    """How many items each file holds, from all headers, read on several threads."""
-
-    def rows(path: str) -> int | BadFileError:
-        try:
-            found = reader.probe(path)
-            check(path, found, replace(due, rows=found.rows))
-        except BadFileError as exc:
-            return exc
-        return found.rows
-
-    results = _in_threads(rows, paths)
-    bad = [r for r in results if isinstance(r, BadFileError)]
-    if bad:
-        message = f"{count(len(bad))} of {plural(len(paths), 'file')} cannot be joined; nothing was written"
-        raise BadFilesError(message, ADVICE_FILES, bad)
-    return np.array(results, dtype=np.int64)
-
-
-def _in_threads(function: Callable[..., T], *columns: Sequence[Any]) -> list[T]:
-    """The function of each row of the columns, in order; reading headers mostly waits."""
-    with ThreadPoolExecutor(HEADER_THREADS) as pool:
-        return list(pool.map(function, *columns))
 
 
 def _renumbered(file_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,0 +1,144 @@
+"""From listed files to a stack: one reader for all, one header (or all of them), labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskstack.discover import Listing, collector_paused
+from daskstack.errors import BadFileError, BadFilesError, UsageError
+from daskstack.names import Labels, read_labels, sort_order
+from daskstack.readers import Header, Join, Layout, Reader, check, choose
+from daskstack.reads import ADVICE_FILES, in_threads
+from daskstack.stack import FileStack, names_of
+from daskstack.text import count, listed, plural, shown
+
+S = TypeVar("S", bound=FileStack)
+
+
+@collector_paused()
+def open_files(
+    listing: Listing,
+    *,
+    cls: type[S],
+    labels: Labels | None,
+    sort_by: str | Sequence[str] | None,
+    join: Join,
+    reader: Callable[[str], Any] | None,
+    files_per_block: int | None,
+) -> S:
+    """The stack of the listed files: one header is read, or all of them where files are joined.
+
+    Raises
+    ------
+    BadFilesError
+        No file has a header that can be read; where files are joined: any has none, or another shape.
+    UsageError
+        The files are of several formats, or an option makes no sense.
+    """
+    reads = _one_reader(listing, join, reader)
+    arrays = read_labels(listing.below, labels, () if labels is None else names_of(listing))
+    if sort_by is not None:
+        order = sort_order(arrays, sort_by)
+        listing = replace(
+            listing,
+            paths=[listing.paths[k] for k in order],
+            below=[listing.below[k] for k in order],
+            sizes=listing.sizes[order],
+            mtimes=listing.mtimes[order],
+        )
+        arrays = {name: values[order] for name, values in arrays.items()}
+    header, header_from = _first_header(reads, listing.paths)
+    if join == "concat":
+        file_rows = _all_rows(reads, listing.paths, header)
+    else:
+        file_rows = np.ones(len(listing.paths), dtype=np.int64)
+    file_of = np.repeat(np.arange(len(listing.paths)), file_rows)
+    if not len(file_of):
+        raise UsageError(f"the {plural(len(listing.paths), 'file')} hold no items", "name other files")
+    firsts = np.cumsum(file_rows) - file_rows
+    return cls(
+        listing=listing,
+        reader=reads,
+        header=header,
+        header_from=header_from,
+        header_size=int(listing.sizes[listing.paths.index(header_from)]),
+        file_rows=file_rows,
+        file_of=file_of,
+        row_of=np.arange(len(file_of)) - firsts[file_of],
+        labels={name: values[file_of] for name, values in arrays.items()},
+        files_per_block=files_per_block,
+        layout=_layout(reads, header_from),
+        options=_options(labels=labels, sort_by=sort_by, reader=reader, files_per_block=files_per_block),
+    )
+
+
+def _options(**given: Any) -> dict[str, Any]:
+    """The options that were given, as JSON can hold them."""
+    return {name: _as_json(value) for name, value in given.items() if value is not None}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(v) for name, v in value.items()}
+    if isinstance(value, str | int | os.PathLike):
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+    return [_as_json(v) for v in value] if isinstance(value, Sequence) else getattr(value, "__qualname__", repr(value))
+
+
+def _layout(reader: Reader, path: str) -> Layout | None:
+    """How a file is laid out; None where that cannot be told, and every file is read by its library."""
+    try:
+        return reader.layout(path)
+    except Exception:  # noqa: BLE001  # a header so odd that only the library copes
+        return None
+
+
+def _one_reader(listing: Listing, join: Join, function: Callable[[str], Any] | None) -> Reader:
+    """The reader of all files; files of several formats are hardly meant."""
+    if function is not None and not callable(function):
+        raise UsageError(f"reader is {type(function).__name__}", "give a function from path to array")
+    first = choose(listing.paths[0], join, function)
+    others = [p for p in listing.paths if not p.lower().endswith(first.suffixes)]
+    if function is None and others:
+        raise UsageError(
+            f"{count(len(others))} of {plural(len(listing.paths), 'file')} have another suffix than "
+            f"{shown(listing.paths[0])}: {listed([os.path.basename(p) for p in others])}",
+            "choose one kind by a pattern, as in 'frames/*.tif'",
+        )
+    return first
+
+
+def _first_header(reader: Reader, paths: Sequence[str]) -> tuple[Header, str]:
+    """The header of the first file that has one; those before it are met again, and reported, when they are read."""
+    bad: list[BadFileError] = []
+    for path in paths:
+        try:
+            return reader.probe(path), path
+        except BadFileError as exc:
+            bad.append(exc)
+    raise BadFilesError(f"none of {plural(len(paths), 'file')} can be read", ADVICE_FILES, bad)
+
+
+def _all_rows(reader: Reader, paths: Sequence[str], due: Header) -> NDArray[np.int64]:
+    """How many items each file holds, from all headers, read on several threads."""
+
+    def rows(path: str) -> int | BadFileError:
+        try:
+            found = reader.probe(path)
+            check(path, found, replace(due, rows=found.rows))
+        except BadFileError as exc:
+            return exc
+        return found.rows
+
+    results = in_threads(rows, paths)
+    bad = [r for r in results if isinstance(r, BadFileError)]
+    if bad:
+        message = f"{count(len(bad))} of {plural(len(paths), 'file')} cannot be joined; nothing was written"
+        raise BadFilesError(message, ADVICE_FILES, bad)
+    return np.array(results, dtype=np.int64)

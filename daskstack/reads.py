@@ -1,0 +1,112 @@
+"""The block a task reads: small enough to travel, and everything that its reading needs."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskstack.discover import clipped_mtime
+from daskstack.errors import BadFileError, BadFilesError
+from daskstack.readers import Header, Layout, Reader
+from daskstack.text import plural
+
+T = TypeVar("T")
+
+HEADER_THREADS = 8
+ADVICE_FILES = "mend or leave out these files"
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRead:
+    """The block a task reads: its files, and which of their items; small, so that it can travel.
+
+    Attributes
+    ----------
+    reader : Reader
+        Reads each of them.
+    packed : bytes
+        The files' paths, compressed; in most stacks they differ by a number only.
+    pieces : array of int64, shape (files, 3), optional
+        For each file how many items it must hold, the first wanted and the one after the last; None
+        where each is one item.
+    due : Header
+        What each item must be.
+    items : int
+        How many items the block holds.
+    stamps : bytes
+        Size and mtime of each file when it was listed, compressed.
+    layout : Layout, optional
+        How the file that gave ``due`` is laid out.
+    """
+
+    reader: Reader
+    packed: bytes
+    pieces: NDArray[np.int64] | None
+    due: Header
+    items: int
+    stamps: bytes
+    layout: Layout | None = None
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, in order."""
+        return [os.fsdecode(p) for p in zlib.decompress(self.packed).split(b"\0")]
+
+    def read(self) -> tuple[NDArray[Any], list[BadFileError]]:
+        """The block, and the files whose part of it is undefined."""
+        out = np.empty((self.items, *self.due.shape), self.due.dtype)
+        pieces = None if self.pieces is None else [(int(r), int(a), int(b)) for r, a, b in self.pieces]
+        paths = self.paths
+        bad = self.reader.read_into(paths, out, self.due, pieces, self.layout)
+        known = {b.path for b in bad}
+        for path, stamp in zip(paths, unpacked_stamps(self.stamps), strict=True):
+            if path not in known and _stamp(path) != stamp:
+                bad.append(BadFileError(path, "changed since it was listed"))
+        return out, bad
+
+
+def packed_stamps(sizes: NDArray[np.int64], mtimes: NDArray[np.int64]) -> bytes:
+    """Sizes and times as the bytes of their differences, which compress well."""
+    return zlib.compress(np.diff([sizes, mtimes], prepend=0, axis=1).astype("<i8").tobytes(), 1)
+
+
+def unpacked_stamps(stamps: bytes) -> list[tuple[int, int]]:
+    """Size and mtime of each file again."""
+    differences = np.frombuffer(zlib.decompress(stamps), "<i8").reshape(2, -1)
+    sizes, mtimes = np.cumsum(differences, axis=1).tolist()
+    return list(zip(sizes, mtimes, strict=True))
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return -1, -1
+    return found.st_size, clipped_mtime(found)
+
+
+def load_block(block: BlockRead) -> NDArray[Any]:
+    """What a delayed read does.
+
+    Raises
+    ------
+    BadFilesError
+        One report of all bad files of the block.
+    """
+    array, bad = block.read()
+    if bad:
+        raise BadFilesError(f"{plural(len(bad), 'bad file')} in this block", ADVICE_FILES, bad)
+    return array
+
+
+def in_threads(function: Callable[..., T], *columns: Sequence[Any]) -> list[T]:
+    """The function of each row of the columns, in order; reading headers mostly waits."""
+    with ThreadPoolExecutor(HEADER_THREADS) as pool:
+        return list(pool.map(function, *columns))

@@ -1,0 +1,65 @@
+"""What a build did, in words."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskstack.targets import format_of
+from daskstack.text import count, duration, nbytes, plural, shape_text, shown
+
+
+@dataclass(frozen=True, repr=False)
+class StoreReport:
+    """What a build did; print it.
+
+    Attributes
+    ----------
+    out : str
+        The output.
+    side_files : tuple of str
+        What lies beside it.
+    shape, dtype
+        Of the output.
+    files : int
+        Files read; 0 where the output was there already.
+    seconds : float
+        From plan to publication.
+    left_out : int
+        Names that the scan for files left out.
+    """
+
+    out: str
+    side_files: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    files: int
+    seconds: float
+    left_out: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        what = f"{shown(self.out)} {shape_text(self.shape)} {self.dtype}, {nbytes(self.nbytes)}"
+        if self.files:
+            rate = count(round(self.files / max(1e-9, self.seconds)))
+            head = f"done  {what} in {duration(self.seconds)}, {rate} files/s"
+            head += (
+                f"\n      from {plural(self.files, 'file')}; {count(self.left_out)} left out" if self.left_out else ""
+            )
+        else:
+            head = f"done  {what}: it was there already, made from these files"
+        meaning = {".csv": "row to file", ".json": "how it was made", ".npy": "label"}
+        beside = [f"{shown(p)} ({meaning[os.path.splitext(p)[1]]})" for p in self.side_files]
+        beside.sort(key=lambda text: not text.endswith("(row to file)"))
+        read = format_of(self.out).read_hint(shown(self.out))
+        return "\n".join([head, *(f"      {b}" for b in beside), f"read  {read}"])
+
+    __repr__ = __str__
