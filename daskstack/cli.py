@@ -190,7 +190,7 @@ def info(paths: tuple[str, ...], **options: Any) -> None:
 )
 @_common_options
 def demo(count: int, **options: Any) -> None:
-    """Make a folder of small TIFF files, build a .npy of them, compare, and show the figures."""
+    """Make a folder of small TIFF files, build a .npy and a Zarr of them, compare, and show the figures."""
     with _reported(options):
         from daskstack.demo import run_demo
 

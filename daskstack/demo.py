@@ -11,6 +11,8 @@ import numpy as np
 
 from daskstack.api import build, open_stack
 from daskstack.errors import DaskstackError
+from daskstack.output import open_output
+from daskstack.readers.base import Array
 from daskstack.text import count, nbytes
 
 SHAPE = (128, 128)
@@ -18,7 +20,7 @@ SEED = 0
 
 
 def run_demo(files: int, *, say: Callable[[str], None], progress: bool | None = None) -> None:
-    """Make TIFF files in a temporary folder, build a .npy of them and compare it with NumPy's own stack.
+    """Make TIFF files in a temporary folder, build a .npy and a Zarr of them, and compare with a plain loop.
 
     Parameters
     ----------
@@ -35,30 +37,46 @@ def run_demo(files: int, *, say: Callable[[str], None], progress: bool | None = 
         The array is not equal to the files.
     """
     with tempfile.TemporaryDirectory(prefix="daskstack-demo-") as folder:
-        frames, out = os.path.join(folder, "frames"), os.path.join(folder, "frames.npy")
+        frames = os.path.join(folder, "frames")
         os.mkdir(frames)
         say(f"making {count(files)} TIFF files of {SHAPE[0]} x {SHAPE[1]} uint16 in a temporary folder")
         make_frames(frames, files)
 
         labels = r"frame_(?P<t>\d+)_(?P<kind>[a-z]+)"
-        say(f"\n$ daskstack build frames frames.npy --labels '{labels}'")
-        report = build(frames, out, labels=labels, progress=progress)
-        say(str(report).replace(folder + os.sep, ""))
+        reports = {}
+        for name in ("frames.npy", "frames.zarr"):
+            say(f"\n$ daskstack build frames {name} --labels '{labels}'")
+            reports[name] = build(frames, os.path.join(folder, name), labels=labels, progress=progress)
+            say(str(reports[name]).replace(folder + os.sep, ""))
 
         begin = time.perf_counter()
         expected = loop(frames)
         seconds = time.perf_counter() - begin
-        stored = np.load(out, mmap_mode="r")
-        t = np.load(os.path.join(folder, "frames.t.npy"))
-        if not (np.array_equal(stored, expected) and np.array_equal(t, np.arange(files))):
-            raise DaskstackError("the array is not equal to the files", "please report this")
-        say("\nequal to a loop over tifffile.imread, item by item; labels in the same order")
+        for name in reports:
+            _compare(os.path.join(folder, name), expected)
+        say("\nboth are equal to a loop over tifffile.imread, item by item, labels in the same order")
         say(f"{'':22}{'seconds':>9}{'files/s':>10}   on disk")
-        for name, took, disk in (
-            ("daskstack build", report.seconds, f"{nbytes(report.nbytes)}, synced"),
-            ("the loop, in memory", seconds, "nothing"),
-        ):
+        rows = [
+            (name, r.seconds, f"{nbytes(_size(os.path.join(folder, name)))}, synced") for name, r in reports.items()
+        ]
+        for name, took, disk in (*rows, ("a loop, in memory", seconds, "nothing")):
             say(f"{name:22}{took:9.2f}{count(round(files / took)):>10}   {disk}")
+        say("(the files made for this are gone again)")
+
+
+def _compare(path: str, expected: Array) -> None:
+    made = open_output(path)
+    if not (
+        np.array_equal(np.asarray(made.array), expected) and np.array_equal(made.labels["t"], np.arange(len(expected)))
+    ):
+        raise DaskstackError(f"{path} is not equal to the files", "please report this")
+
+
+def _size(path: str) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if os.path.isfile(path):
+        return os.path.getsize(path)
+    return sum(os.path.getsize(os.path.join(where, name)) for where, _, names in os.walk(path) for name in names)
 
 
 def make_frames(folder: str, files: int) -> None:
@@ -72,7 +90,7 @@ def make_frames(folder: str, files: int) -> None:
         imwrite(os.path.join(folder, f"frame_{k}_{'dark' if k % 10 == 0 else 'light'}.tif"), slope + noise + k % 60_000)
 
 
-def loop(folder: str) -> np.ndarray:
+def loop(folder: str) -> Array:
     """What one writes by hand."""
     from tifffile import imread
 
