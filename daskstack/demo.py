@@ -54,7 +54,7 @@ def run_demo(files: int, *, say: Callable[[str], None], progress: bool | None = 
         seconds = time.perf_counter() - begin
         for name in reports:
             _compare(os.path.join(folder, name), expected)
-        say("\nboth are equal to a loop over tifffile.imread, item by item, labels in the same order")
+        say("\nboth equal a loop over tifffile.imread, item by item; labels in the same order")
         say(f"{'':22}{'seconds':>9}{'files/s':>10}   on disk")
         rows = [
             (name, r.seconds, f"{nbytes(_size(os.path.join(folder, name)))}, synced") for name, r in reports.items()

@@ -310,7 +310,7 @@ def test_a_bar_in_a_terminal(frames: Path) -> None:
 def test_demo(daskstack: Run) -> None:
     done = daskstack("demo", "--files", "100")
     assert done.returncode == 0
-    assert "both are equal to a loop over tifffile.imread, item by item, labels in the same order" in done.stdout
+    assert "both equal a loop over tifffile.imread, item by item; labels in the same order" in done.stdout
     for name in ("frames.npy", "frames.zarr"):
         assert f"$ daskstack build frames {name} --labels" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
