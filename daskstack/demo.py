@@ -42,7 +42,7 @@ def run_demo(files: int, *, say: Callable[[str], None], progress: bool | None = 
         say(f"making {count(files)} TIFF files of {SHAPE[0]} x {SHAPE[1]} uint16 in a temporary folder")
         make_frames(frames, files)
 
-        labels = r"frame_(?P<t>\d+)_(?P<kind>[a-z]+)"
+        labels = r"(?P<t>\d+)_(?P<kind>[a-z]+)"
         reports = {}
         for name in ("frames.npy", "frames.zarr"):
             say(f"\n$ daskstack build frames {name} --labels '{labels}'")
