@@ -38,6 +38,7 @@ TRIES = 10
 NEW_FOR = 60.0  # seconds
 NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}  # Lustre without -o flock, FUSE
 _PRIVATE = re.compile(r"\.[0-9a-f]{32}")
+_OWN = re.compile(rf"{_PRIVATE.pattern}|[0-9a-f]{{16}}")
 
 log = logging.getLogger("daskstack")
 
@@ -80,32 +81,38 @@ def prepare(out: str, plan_id: str, manifest: Mapping[str, Any], target: Target)
     root = staging_root(out)
     folder = os.path.join(root, plan_id)
     with files.writing(root, target.nbytes):
-        made_root = _make_root(root)
-        _sweep(root)
-        try:
-            for _ in range(TRIES):
-                with suppress(FileExistsError):  # another run was faster
-                    return _make(root, folder, plan_id, manifest, target, root_is_own=made_root)
-                with suppress(FileNotFoundError):  # and is done by now
+        for _ in range(TRIES):
+            own = _make_root(root)
+            try:
+                with suppress(FileNotFoundError):  # a run that is done by now removed it
+                    _sweep(root)
+                    with suppress(FileExistsError):  # another run was faster
+                        return _make(root, folder, plan_id, manifest, target, root_is_own=own)
                     return _take_over(folder, plan_id, target)
-        except BaseException:
-            if made_root:
-                _remove_if_empty(root)
-            raise
+            except BaseException:
+                if own:
+                    _remove_if_empty(root)
+                raise
     raise OutputError(f"{shown(folder)} comes and goes: other runs of this build are at work", "wait for them")
 
 
 def _make_root(root: str) -> bool:
-    """Whether the folder was made; it may be there already, but as nothing else than a folder."""
-    try:
-        os.mkdir(root)
-    except FileExistsError:
-        if not stat.S_ISDIR(os.lstat(root).st_mode):
-            raise OutputError(
-                f"{shown(root)} is in the way: it is no folder", "move it away, or choose another OUT"
-            ) from None
-        return False
-    return True
+    """Whether the folder is daskstack's own: made now, or by another run that is at work in it or was killed."""
+    for _ in range(TRIES):
+        with suppress(FileNotFoundError):  # another run was done and removed it
+            try:
+                os.mkdir(root)
+            except FileExistsError:
+                if not stat.S_ISDIR(os.lstat(root).st_mode):
+                    raise OutputError(
+                        f"{shown(root)} is in the way: it is no folder", "move it away, or choose another OUT"
+                    ) from None
+                if any(_OWN.fullmatch(name) for name in os.listdir(root)):
+                    return True
+            else:
+                return True
+        time.sleep(0.01)  # it is a user's, or was made this very moment
+    return False
 
 
 def _make(
