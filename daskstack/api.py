@@ -166,7 +166,7 @@ class Stack(FileStack):
         """
         if not os.fspath(out).endswith(".npy"):
             raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .npy", "let it end in .npy")
-        return self.carry_out(self.plan(out, **options), progress=progress, scheduler=options.get("scheduler"))
+        return self._store(out, options, progress=progress)
 
     def to_zarr(self, out: Source, *, progress: bool | None = None, **options: Any) -> StoreReport:
         """Store the stack as a Zarr 3 group: ``data`` and, along its items, labels, file and checksum.
@@ -199,6 +199,9 @@ class Stack(FileStack):
         """
         if not os.fspath(out).endswith(".zarr"):
             raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .zarr", "let it end in .zarr")
+        return self._store(out, options, progress=progress)
+
+    def _store(self, out: Source, options: dict[str, Any], *, progress: bool | None) -> StoreReport:
         return self.carry_out(self.plan(out, **options), progress=progress, scheduler=options.get("scheduler"))
 
     def carry_out(
@@ -344,7 +347,7 @@ def build(
         sources, labels=labels, sort_by=sort_by, join=join, reader=reader, files_per_block=files_per_block
     )
     opened = limited(opened, limit)
-    return opened.carry_out(opened.plan(out, **options), progress=progress, scheduler=options.get("scheduler"))
+    return opened._store(out, options, progress=progress)  # noqa: SLF001  # its twins are methods
 
 
 def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -68,7 +68,7 @@ def _refuse_long_names(plan: StorePlan, parent: str) -> None:
 
 def _refuse_taken(plan: StorePlan, own: tuple[str, ...]) -> None:
     """What holds a final name must be daskstack's own, and meant to go."""
-    may_go = replaceable(plan)
+    may_go = _may_go(plan, own)
     for name in plan.final_names:
         if not os.path.lexists(name) or name in may_go:
             continue
@@ -85,7 +85,11 @@ def replaceable(plan: StorePlan) -> tuple[str, ...]:
     """What may be replaced now: with --overwrite an output of daskstack's own, and what a publication of this very
     plan that was killed left beside the place of its array.
     """
-    own = plan.target.own_names(plan.out)
+    return _may_go(plan, plan.target.own_names(plan.out))
+
+
+def _may_go(plan: StorePlan, own: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of daskstack's own names that this plan may replace."""
     if plan.overwrite:
         return own
     record = plan.target.read_record(plan.out)

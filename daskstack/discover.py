@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -69,6 +69,16 @@ class Listing:
     sources: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     natural: bool = True
+
+    def take(self, order: NDArray[np.int64]) -> Listing:
+        """Some of the files, in another order."""
+        return replace(
+            self,
+            paths=[self.paths[k] for k in order],
+            below=[self.below[k] for k in order],
+            sizes=self.sizes[order],
+            mtimes=self.mtimes[order],
+        )
 
 
 @dataclass

@@ -45,13 +45,7 @@ def open_files(
     arrays = read_labels(listing.below, labels, () if labels is None else names_of(listing))
     if sort_by is not None:
         order = sort_order(arrays, sort_by)
-        listing = replace(
-            listing,
-            paths=[listing.paths[k] for k in order],
-            below=[listing.below[k] for k in order],
-            sizes=listing.sizes[order],
-            mtimes=listing.mtimes[order],
-        )
+        listing = listing.take(order)
         arrays = {name: values[order] for name, values in arrays.items()}
     header, header_from = _first_header(reads, listing.paths)
     if join == "concat":

@@ -130,16 +130,9 @@ class FileStack:
     def _subset(self, items: NDArray[np.int64]) -> Self:
         """The stack of these items: only their files, in the order in which they are first met."""
         used, file_of = _renumbered(self.file_of[items])
-        listing = self.listing
         return replace(
             self,
-            listing=replace(
-                listing,
-                paths=[listing.paths[k] for k in used],
-                below=[listing.below[k] for k in used],
-                sizes=listing.sizes[used],
-                mtimes=listing.mtimes[used],
-            ),
+            listing=self.listing.take(used),
             file_rows=self.file_rows[used],
             file_of=file_of,
             row_of=self.row_of[items],
@@ -166,10 +159,10 @@ class FileStack:
         whole_files = max(items, blocks.BLOCK_NBYTES // max(1, self.header.item_nbytes))
         return blocks.cut(rows, items, min(limit, whole_files))
 
-    def scratch(self, bounds: NDArray[np.int64] | None = None) -> int:
+    def scratch(self, bounds: NDArray[np.int64]) -> int:
         """Bytes that reading a file may take beside its place in the block: it as stored, and as decoded."""
         rows = int(self.file_rows.max())
-        if bounds is not None and not isinstance(self.reader, FunctionReader):
+        if not isinstance(self.reader, FunctionReader):
             rows = min(rows, int(np.diff(bounds).max()))  # a function gives the whole file always
         return 2 * rows * self.header.item_nbytes
 

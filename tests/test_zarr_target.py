@@ -273,6 +273,10 @@ def damage(what: str) -> None:
         Path("out.zarr/notes.txt").write_bytes(b"mine")
     elif what == "user's array":
         zarr.create_array("out.zarr/mine", shape=(3,), dtype="u1")
+    elif what == "user's folder":
+        Path("out.zarr/mine").mkdir()
+    elif what == "user's link":
+        Path("out.zarr/mine").symlink_to("/")
     elif what == "shard gone":
         shard.unlink()
     elif what == "shard changed":
@@ -288,7 +292,17 @@ def damage(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["user's file", "user's array", "shard gone", "shard changed", "label changed", "record"]
+    "what",
+    [
+        "user's file",
+        "user's array",
+        "user's folder",
+        "user's link",
+        "shard gone",
+        "shard changed",
+        "label changed",
+        "record",
+    ],
 )
 def test_a_group_that_was_changed_is_not_its_own_any_more(frames: Path, what: str) -> None:
     build("frames", "out.zarr", labels={"k": r"_(\d+)"}, progress=False)

@@ -13,6 +13,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from daskstack import files
 from daskstack.blocks import as_bytes
 
 SAMPLED_ITEMS = 16
@@ -209,3 +210,16 @@ def record_checksum(record: Mapping[str, Any]) -> str:
 def sampled_items(items: int) -> list[int]:
     """Which items a quick look compares: the first, the last, and some evenly between."""
     return sorted({k * (items - 1) // (SAMPLED_ITEMS - 1) for k in range(SAMPLED_ITEMS)}) if items else []
+
+
+def file_entry(data: bytes) -> dict[str, int]:
+    """A file's entry in a record."""
+    return {"bytes": len(data), "crc32c": crc32c(data)}
+
+
+def is_as_entered(path: str, entry: Mapping[str, int]) -> bool:
+    """Whether a file is the one that a record's entry describes."""
+    try:
+        return file_entry(files.read_regular(path, entry["bytes"])) == entry
+    except OSError:
+        return False

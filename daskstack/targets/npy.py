@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 from daskstack import files
 from daskstack.blocks import as_bytes, items_per_block
 from daskstack.errors import UsageError
-from daskstack.targets.base import Grid, Index, Target, crc32c, record_checksum, sampled_items
+from daskstack.targets.base import (
+    Grid,
+    Index,
+    Target,
+    crc32c,
+    file_entry,
+    is_as_entered,
+    record_checksum,
+    sampled_items,
+)
 
 POISON = b"\x93NUMPY\xff\xff"  # every reader says that it does not know this version; none speaks of pickles
 DATA = "data.npy"
@@ -174,7 +183,7 @@ class NpyTarget(Target):
         if record is None:
             return ()
         *beside, array = cls.final_names(out, record["labels"])
-        own = [path for path in beside if path == record_path(out) or _side_file_is_own(path, record)]
+        own = [path for path in beside if path == record_path(out) or _is_listed(path, record)]
         return (array, *own) if cls.is_own(out) else tuple(own)
 
 
@@ -230,7 +239,7 @@ def _write_side_files(folder: str, out: str, index: Index) -> list[tuple[str, st
         stream = io.BytesIO()
         np.save(stream, values, allow_pickle=False)
         contents[label_path(out, name)] = stream.getvalue()
-    listed = {os.path.basename(path): {"bytes": len(data), "crc32c": crc32c(data)} for path, data in contents.items()}
+    listed = {os.path.basename(path): file_entry(data) for path, data in contents.items()}
     described = {**index.record, "files": listed}
     record = json.dumps({"daskstack": described, "crc32c": record_checksum(described)}, indent=1).encode() + b"\n"
     staged = []
@@ -260,14 +269,9 @@ def _index_csv(index: Index) -> bytes:
     return stream.getvalue().encode("utf-8", "surrogateescape")  # names that are no UTF-8 keep their bytes
 
 
-def _side_file_is_own(path: str, record: Mapping[str, Any]) -> bool:
-    """Whether a file beside an output is the one that its record lists."""
-    listed = record["files"].get(os.path.basename(path))
-    try:
-        data = files.read_regular(path, listed["bytes"] if listed else 0)
-    except OSError:
-        return False
-    return listed is not None and len(data) == listed["bytes"] and crc32c(data) == listed["crc32c"]
+def _is_listed(path: str, record: Mapping[str, Any]) -> bool:
+    entry = record["files"].get(os.path.basename(path))
+    return entry is not None and is_as_entered(path, entry)
 
 
 def _as_descr(descr: Any) -> Any:

@@ -13,7 +13,7 @@ import math
 import os
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 
 from daskstack import blocks, files
 from daskstack.errors import UsageError
-from daskstack.targets.base import Grid, Index, Target, crc32c, record_checksum, sampled_items
+from daskstack.targets.base import (
+    Grid,
+    Index,
+    Target,
+    crc32c,
+    file_entry,
+    is_as_entered,
+    record_checksum,
+    sampled_items,
+)
 from daskstack.targets.shard import Compression, chunk_regions, encode_shard, parse_compression
 from daskstack.text import nbytes
 
@@ -220,7 +229,7 @@ class ZarrTarget(Target):
     @staticmethod
     def read_record(out: str) -> dict[str, Any] | None:
         try:
-            text = json.loads(files.read_regular(os.path.join(out, ROOT), MOST_RECORD_BYTES))["attributes"]
+            text = json.loads(files.read_regular(ZarrTarget.record_path(out), MOST_RECORD_BYTES))["attributes"]
             record: dict[str, Any] = text["daskstack"]
             return record if text["crc32c"] == record_checksum(record) else None
         except (OSError, ValueError, LookupError, TypeError):
@@ -256,12 +265,11 @@ class ZarrTarget(Target):
         if record is None or os.path.islink(out):
             return False
         try:
-            found = {os.path.relpath(os.path.join(at, name), out) for at, _, names in os.walk(out) for name in names}
             grid = tuple(record["shape"]), np.dtype("u1"), tuple(record["chunks"]), tuple(record["shards"])
             shards = {os.path.join(DATA, name) for name in cls(*grid, (), Compression()).shard_names()}
             return (
-                found == {ROOT, *record["files"], *shards}
-                and all(_is_as_listed(os.path.join(out, name), entry) for name, entry in record["files"].items())
+                _everything_in(out) == _with_folders({ROOT, *record["files"], *shards})
+                and all(is_as_entered(os.path.join(out, name), entry) for name, entry in record["files"].items())
                 and cls._sample_agrees(out)
             )
         except Exception:  # noqa: BLE001  # whatever a damaged group makes zarr raise
@@ -295,12 +303,25 @@ def _contents(store: Any) -> dict[str, bytes]:
 
 
 def _listed(contents: Mapping[str, bytes]) -> dict[str, dict[str, int]]:
-    return {key: {"bytes": len(data), "crc32c": crc32c(data)} for key, data in contents.items() if key != ROOT}
+    return {key: file_entry(data) for key, data in contents.items() if key != ROOT}
 
 
-def _is_as_listed(path: str, entry: Mapping[str, int]) -> bool:
-    data = files.read_regular(path, entry["bytes"])
-    return len(data) == entry["bytes"] and crc32c(data) == entry["crc32c"]
+def _everything_in(folder: str) -> set[str]:
+    """All files, folders and links below a folder."""
+    return {
+        os.path.relpath(os.path.join(at, name), folder)
+        for at, folders, names in os.walk(folder)
+        for name in (*folders, *names)
+    }
+
+
+def _with_folders(paths: Iterable[str]) -> set[str]:
+    """Paths, and the folders that they need."""
+    found = set(paths)
+    for path in list(found):
+        while path := os.path.dirname(path):
+            found.add(path)
+    return found
 
 
 def _write_whole(path: str, pieces: list[bytes]) -> None:
