@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from daskstack import blocks, discover, files, targets
+from daskstack import discover, files, targets
 from daskstack.cluster import check_scheduler, connected
+from daskstack.derived import checked
 from daskstack.discover import Listing, Source
 from daskstack.errors import BadFileError, UsageError
 from daskstack.names import Labels
 from daskstack.opening import open_files
 from daskstack.output import Output, open_output
-from daskstack.plan import StorePlan, at_least_one, make_plan, most_items
+from daskstack.plan import StorePlan, at_least_one, make_plan
 from daskstack.readers import SUFFIXES, Join
 from daskstack.report import StoreReport
 from daskstack.run import run
 from daskstack.stack import FileStack
+from daskstack.tasks import Storable
 from daskstack.text import printable
 
 if TYPE_CHECKING:
+    import dask.array
     from distributed import Client
 
 SAMPLE_ITEMS = 200
@@ -33,9 +37,9 @@ SAMPLE_SECONDS = 2.0
 class Stack(FileStack):
     r"""Many files as one array, not read yet.  Made by :func:`open_stack`.
 
-    ``len``, ``shape``, ``dtype``, ``nbytes`` and ``dims`` are those of the whole array, items along
-    axis 0; ``files`` are the paths in order, ``labels`` one array a label in item order.
-    ``stack[5]`` reads one item, ``stack[::2]`` (or an array of indices, or a mask) is a stack again,
+    ``shape``, ``dtype``, ``nbytes`` and ``dims`` are those of the whole array, items first; ``files`` are
+    the paths in order, ``labels`` one array a label in item order.  ``stack[5]`` reads one item (of a
+    grid: ``stack[2, 0]``), ``stack[::2]`` (or an array of indices, or a mask) is a stack again,
     ``stack.array`` is the lazy Dask array.
 
     Examples
@@ -61,6 +65,7 @@ class Stack(FileStack):
         chunks: Sequence[int] | None = None,
         shards: Sequence[int] | None = None,
         compression: str | None = None,
+        zarr_format: int | None = None,
     ) -> StorePlan:
         """Decide how this stack becomes an array at ``out``; nothing is written.
 
@@ -90,6 +95,9 @@ class Stack(FileStack):
             Of Zarr: ``none``, ``zstd[:LEVEL]``, ``gzip[:LEVEL]`` or
             ``blosc[:COMPRESSOR[:LEVEL[:SHUFFLE]]]``; default ``blosc:zstd:1:bitshuffle``.  A checksum
             (crc32c) follows each chunk always.
+        zarr_format : {3, 2}, optional
+            Version of the format.  2 has no shards: a chunk is a file, by default a block; compressed by
+            ``zstd:1`` where nothing else is asked for, with the checksum that zstd itself offers.
 
         Returns
         -------
@@ -108,28 +116,18 @@ class Stack(FileStack):
         >>> open_stack("frames").plan("train.zarr", chunks=(2, 4, 5)).target.shards
         (2, 4, 5)
         """
-        path = files.absolute(os.fspath(out))
-        item = self.header.item_nbytes
-        most = most_items(memory_limit, item, self.scratch(self.bounds))
-        rows = min(blocks.items_per_block(len(self), item), most or len(self))
-        grid = targets.Grid(rows, _sizes(chunks), _sizes(shards), compression)
-        target = targets.format_of(path).make(self.shape, self.dtype, self.dims, grid)
-        bounds = self.cut(most) if target.step is None else blocks.even_bounds(len(self), target.step)
-        return make_plan(
-            out=path,
-            target=target,
-            bounds=bounds,
-            content_id=self.content_id,
-            labels=self.labels,
-            files=len(self.files),
-            scratch=self.scratch(bounds),
+        return _planned(
+            self,
+            out,
             threads=threads,
-            scheduler=check_scheduler(scheduler, workers),
+            scheduler=scheduler,
             workers=workers,
             memory_limit=memory_limit,
             overwrite=overwrite,
-            free=files.free_space(path),
-            about=self.report(),
+            chunks=chunks,
+            shards=shards,
+            compression=compression,
+            zarr_format=zarr_format,
         )
 
     def to_npy(self, out: Source, *, progress: bool | None = None, **options: Any) -> StoreReport:
@@ -169,7 +167,7 @@ class Stack(FileStack):
         return self._store(out, options, progress=progress)
 
     def to_zarr(self, out: Source, *, progress: bool | None = None, **options: Any) -> StoreReport:
-        """Store the stack as a Zarr 3 group: ``data`` and, along its items, labels, file and checksum.
+        """Store the stack as a Zarr group: ``data`` and, along its items, labels, file and checksum.
 
         Parameters
         ----------
@@ -212,25 +210,24 @@ class Stack(FileStack):
         scheduler: str | Client | None = None,
     ) -> StoreReport:
         """Carry out a plan of this stack's, on the scheduler that it was made for; a Client is handed over again."""
-        with connected(made.scheduler, scheduler, made.threads) as client:
-            return run(made, self, progress=progress, client=client)
+        return _carried_out(made, self, progress=progress, scheduler=scheduler)
 
     def measured(self, made: StorePlan) -> tuple[StorePlan, list[BadFileError]]:
         """The plan with the speed at which a sample of the items was read, and the bad files met.
 
         Up to 200 items spread over the stack are read one after another, for two seconds at most.
         """
-        step = -(-len(self) // SAMPLE_ITEMS)
+        step = -(-self.items // SAMPLE_ITEMS)
         begin = time.perf_counter()
         bad: list[BadFileError] = []
         sampled = 0
-        for item in range(0, len(self), step):
+        for item in range(0, self.items, step):
             bad += self.block(item, item + 1).read()[1]
             sampled += 1
             if time.perf_counter() - begin > SAMPLE_SECONDS:
                 break
         rate = sampled / max(1e-9, time.perf_counter() - begin)
-        return replace(made, files_per_second=rate * len(self.files) / len(self), sampled=sampled), bad
+        return replace(made, files_per_second=rate * len(self.files) / self.items, sampled=sampled), bad
 
 
 def open_stack(
@@ -238,6 +235,7 @@ def open_stack(
     *,
     labels: Labels | None = None,
     sort_by: str | Sequence[str] | None = None,
+    axes: str | Sequence[str] | None = None,
     join: Join = "stack",
     reader: Callable[[str], Any] | None = None,
     files_per_block: int | None = None,
@@ -255,6 +253,9 @@ def open_stack(
         to a mapping; or a CSV file whose first column is that path.
     sort_by : str or sequence of str, optional
         Labels to sort by, the first counting most; ties keep their order.
+    axes : str or sequence of str, optional
+        Labels that make a grid, the slowest first: ``("t", "c")`` gives an array (t, c, ...), each axis
+        sorted, whose every position must have just one file.
     join : {"stack", "concat"}, optional
         "stack": each file is an item, along a new axis 0.  "concat": a TIFF's pages, or a .npy's
         entries along axis 0, are the items; files may differ in how many they hold, so that all
@@ -273,7 +274,7 @@ def open_stack(
     SourceError
         A name that is not there, a pattern that matches nothing, a broken link.
     LabelError
-        A file's name does not give its labels.
+        A file's name does not give its labels, or a position of the grid has no file, or two.
     BadFilesError
         No header can be read; or, with ``join="concat"``, some cannot or differ.
     UsageError
@@ -298,6 +299,7 @@ def open_stack(
         cls=Stack,
         labels=labels,
         sort_by=sort_by,
+        axes=axes,
         join=join,
         reader=reader,
         files_per_block=files_per_block,
@@ -310,6 +312,7 @@ def build(
     *,
     labels: Labels | None = None,
     sort_by: str | Sequence[str] | None = None,
+    axes: str | Sequence[str] | None = None,
     join: Join = "stack",
     reader: Callable[[str], Any] | None = None,
     files_per_block: int | None = None,
@@ -321,7 +324,7 @@ def build(
 
     Parameters
     ----------
-    sources, labels, sort_by, join, reader, files_per_block
+    sources, labels, sort_by, axes, join, reader, files_per_block
         As for :func:`open_stack`.
     out : path
         Where the array goes; its suffix (.npy or .zarr) chooses the format.
@@ -330,7 +333,8 @@ def build(
     progress : bool, optional
         Whether to show progress on stderr; by default it is shown.
     **options
-        As for :meth:`Stack.plan`: threads, scheduler, workers, memory_limit, overwrite, chunks, shards, compression.
+        As for :meth:`Stack.plan`: threads, scheduler, workers, memory_limit, overwrite, chunks, shards,
+        compression, zarr_format.
 
     Returns
     -------
@@ -344,10 +348,104 @@ def build(
     array([False, False,  True])
     """
     opened = open_stack(
-        sources, labels=labels, sort_by=sort_by, join=join, reader=reader, files_per_block=files_per_block
+        sources, labels=labels, sort_by=sort_by, axes=axes, join=join, reader=reader, files_per_block=files_per_block
     )
     opened = limited(opened, limit)
     return opened._store(out, options, progress=progress)  # noqa: SLF001  # its twins are methods
+
+
+def store(
+    array: dask.array.Array,
+    out: Source,
+    *,
+    like: Stack | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> StoreReport:
+    """Store any Dask array, items along axis 0, each slab written as it is computed.
+
+    Other chunkings are rechunked to slabs.  Nothing tells that two Dask arrays hold the same values, so
+    that an output of this name is refused unless ``overwrite`` is given.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+        Of plain NumPy blocks.
+    out : path
+        Where it goes; its suffix (.npy or .zarr) chooses the format.
+    like : Stack, optional
+        The stack that the array was made from, item for item; gives it labels and the names of files.
+    progress : bool, optional
+        Whether to show progress on stderr; by default it is shown.
+    **options
+        As for :meth:`Stack.plan`: threads, scheduler, workers, memory_limit (of daskstack's own share:
+        what computing the array takes comes on top), overwrite, chunks, shards, compression, zarr_format.
+
+    Returns
+    -------
+    StoreReport
+        Print it.
+
+    Raises
+    ------
+    UsageError
+        It is no Dask array of plain NumPy blocks, its chunk sizes are unknown, or it is not as long as
+        ``like``.
+    BadFilesError
+        Reading for it met bad files; nothing is published.
+    DaskstackError
+        A block was not of the dtype or shape that the array promised.
+    OutputExistsError, NoSpaceError, OutputError
+        It cannot be written.
+
+    Examples
+    --------
+    >>> stack = open_stack("frames", labels={"late": "t10"})
+    >>> report = store(stack.array[:, 1:] / 2, "half.npy", like=stack, progress=False)
+    >>> np.load("half.npy").dtype, np.load("half.late.npy")
+    (dtype('float64'), array([False, False,  True]))
+    """
+    work = checked(array, like)
+    made = _planned(work, out, **options)
+    return _carried_out(made, work, progress=progress, scheduler=options.get("scheduler"))
+
+
+def _planned(
+    work: Storable,
+    out: Source,
+    *,
+    threads: int | None = None,
+    scheduler: str | Client | None = None,
+    workers: int | None = None,
+    memory_limit: float | str | None = None,
+    overwrite: bool = False,
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    compression: str | None = None,
+    zarr_format: int | None = None,
+) -> StorePlan:
+    text = os.fspath(out)
+    if files.is_url(text):
+        raise UsageError(f"the output {text!r} is a URL; daskstack writes files", "store on a disk, copy it then")
+    path = files.absolute(text)
+    return make_plan(
+        work,
+        path,
+        tiling=targets.Tiling(0, _sizes(chunks), _sizes(shards), compression, zarr_format),
+        threads=threads,
+        scheduler=check_scheduler(scheduler, workers),
+        workers=workers,
+        memory_limit=memory_limit,
+        overwrite=overwrite,
+        free=files.free_space(path),
+    )
+
+
+def _carried_out(
+    made: StorePlan, work: Storable, *, progress: bool | None, scheduler: str | Client | None
+) -> StoreReport:
+    with connected(made.scheduler, scheduler, made.threads) as client:
+        return run(made, work, progress=progress, client=client)
 
 
 def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -384,8 +482,8 @@ def open(path: Source) -> Output:  # noqa: A001  # daskstack.open is what one lo
 
 
 def limited(opened: Stack, limit: int | None) -> Stack:
-    """The first ``limit`` items of a stack, or all."""
+    """The first ``limit`` items of a stack (of a grid: at least one entry along its first axis), or all."""
     if limit is None:
         return opened
     at_least_one("limit", limit)
-    return opened[:limit]  # type: ignore[no-any-return]
+    return opened[: max(1, limit // math.prod(opened.grid[1:]))]  # type: ignore[no-any-return]

@@ -2,7 +2,8 @@
 
 Pure functions of numbers, tested against brute force.  A stack of ``n`` items is cut at ``bounds``,
 an increasing array of integers from 0 to ``n``: block ``k`` is the items ``bounds[k]`` to
-``bounds[k + 1]``, one Dask chunk, one task, one byte range of a ``.npy``.
+``bounds[k + 1]``, one Dask chunk, one task, one byte range of a ``.npy``.  Items may form a grid (times
+and channels, say): then each block is a rectangle of it that is one run of items in C order.
 """
 
 from __future__ import annotations
@@ -99,42 +100,118 @@ def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
 
 
-def choose_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Chunks for an array of items: one item each; a large item is halved, tiny ones are joined.
+def tile_of(grid: Sequence[int], items: int) -> tuple[int, ...]:
+    """The largest part of a grid that is one run of its items, in C order, and holds ``items`` at most.
 
     Examples
     --------
-    >>> choose_chunks((20_000, 184, 184), 2), choose_chunks((100, 4096, 4096), 2), choose_chunks((1000, 10), 8)
-    ((1, 184, 184), (1, 1024, 2048), (410, 10))
+    >>> tile_of((10, 3, 4), 5), tile_of((10, 3, 4), 8), tile_of((10, 3, 4), 30), tile_of((100,), 30)
+    ((1, 1, 4), (1, 2, 4), (2, 3, 4), (30,))
     """
-    count, *item = shape
-    while math.prod(item) * itemsize > MOST_CHUNK_NBYTES:
-        longest = item.index(max(item))
-        item[longest] = -(-item[longest] // 2)
-    joined = max(1, -(-FEWEST_CHUNK_NBYTES // max(1, math.prod(item) * itemsize)))
-    return (min(count, joined), *(max(1, n) for n in item))
+    tile = [1] * len(grid)
+    for axis in reversed(range(len(grid))):
+        held = math.prod(tile)
+        tile[axis] = max(1, min(grid[axis], items // max(1, held)))
+        if tile[axis] < grid[axis]:
+            break
+    return tuple(tile)
 
 
-def choose_shards(shape: Sequence[int], itemsize: int, chunks: Sequence[int], most_items: int) -> tuple[int, ...]:
-    """Shards for given chunks: whole items, as many as a block usually takes, in whole chunks.
+def run_bounds(grid: Sequence[int], tile: Sequence[int]) -> NDArray[np.int64]:
+    """Where the tiles of a grid begin and end, each being a run of its items; those at the far edge may be smaller.
+
+    Examples
+    --------
+    >>> run_bounds((10,), (4,)).tolist(), run_bounds((2, 3, 4), (1, 2, 4)).tolist()
+    ([0, 4, 8, 10], [0, 8, 12, 20, 24])
+    """
+    level = _level(tile)
+    before, along, behind = math.prod(grid[:level]), grid[level], math.prod(grid[level + 1 :])
+    begins = np.add.outer(np.arange(before) * along, np.arange(0, along, tile[level])) * behind
+    return np.append(begins.ravel(), math.prod(grid)).astype(np.int64)
+
+
+def chunks_along(grid: Sequence[int], bounds: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
+    """The chunks along each axis of a grid whose tiles have these bounds.
+
+    Examples
+    --------
+    >>> chunks_along((10,), np.array([0, 3, 10])), chunks_along((2, 3, 4), run_bounds((2, 3, 4), (1, 2, 4)))
+    (((3, 7),), ((1, 1), (2, 1), (4,)))
+    """
+    if len(grid) == 1:
+        return (tuple(np.diff(bounds).tolist()),)
+    chunks = []
+    for axis, n in enumerate(grid):
+        step = max(1, min(n, int(bounds[1]) // math.prod(grid[axis + 1 :])))
+        chunks.append(tuple(min(step, n - k) for k in range(0, n, step)))
+    return tuple(chunks)
+
+
+def _level(tile: Sequence[int]) -> int:
+    """The axis along which a run is cut: the first along which it holds more than one entry."""
+    return next((axis for axis, n in enumerate(tile) if n > 1), len(tile) - 1)
+
+
+def choose_chunks(grid: Sequence[int], item: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Chunks for a grid of items: one item each; a large item is halved, tiny ones are joined.
+
+    Examples
+    --------
+    >>> choose_chunks((20_000,), (184, 184), 2), choose_chunks((9, 9), (4096, 4096), 2), choose_chunks((9, 9), (10,), 8)
+    ((1, 184, 184), (1, 1, 1024, 2048), (9, 9, 10))
+    """
+    sizes = list(item)
+    while math.prod(sizes) * itemsize > MOST_CHUNK_NBYTES:
+        longest = sizes.index(max(sizes))
+        sizes[longest] = -(-sizes[longest] // 2)
+    joined = max(1, -(-FEWEST_CHUNK_NBYTES // max(1, math.prod(sizes) * itemsize)))
+    return (*tile_of(grid, joined), *(max(1, n) for n in sizes))
+
+
+def choose_shards(
+    grid: Sequence[int], item: Sequence[int], itemsize: int, chunks: Sequence[int], most_items: int
+) -> tuple[int, ...]:
+    """Shards for given chunks: whole items, as many as a block usually takes, in whole chunks, one run of the grid.
 
     A shard of more than 128 MiB is halved along the axes of the item, as long as whole chunks remain.
 
     Examples
     --------
-    >>> choose_shards((20_000, 184, 184), 2, (1, 184, 184), 247)
+    >>> choose_shards((20_000,), (184, 184), 2, (1, 184, 184), 247)
     (247, 184, 184)
-    >>> choose_shards((256, 2048, 2048), 2, (64, 64, 64), 2)
+    >>> choose_shards((256,), (2048, 2048), 2, (64, 64, 64), 2)
     (64, 512, 2048)
+    >>> choose_shards((100, 3), (10, 10), 2, (5, 1, 10, 10), 40)
+    (10, 3, 10, 10)
     """
-    rows = max(1, most_items // chunks[0]) * chunks[0]
-    grid = [-(-n // c) for n, c in zip(shape[1:], chunks[1:], strict=True)]
-    while rows * math.prod(g * c for g, c in zip(grid, chunks[1:], strict=True)) * itemsize > MAX_BLOCK_NBYTES:
-        axis = next((k for k, g in enumerate(grid) if g > 1), None)
+    axes = len(grid)
+    held = chunks[:axes]
+    counts = [-(-n // c) for n, c in zip(grid, held, strict=True)]
+    tile = tile_of(counts, most_items // math.prod(held))
+    rows = as_run(grid, [t * c for t, c in zip(tile, held, strict=True)], held)
+    sizes = [-(-n // c) for n, c in zip(item, chunks[axes:], strict=True)]
+    while math.prod(rows) * math.prod(n * c for n, c in zip(sizes, chunks[axes:], strict=True)) * itemsize > (
+        MAX_BLOCK_NBYTES
+    ):
+        axis = next((k for k, n in enumerate(sizes) if n > 1), None)
         if axis is None:
             break
-        grid[axis] = -(-grid[axis] // 2)
-    return (rows, *(max(1, g) * c for g, c in zip(grid, chunks[1:], strict=True)))
+        sizes[axis] = -(-sizes[axis] // 2)
+    return (*rows, *(max(1, n) * c for n, c in zip(sizes, chunks[axes:], strict=True)))
+
+
+def as_run(grid: Sequence[int], tile: Sequence[int], step: Sequence[int]) -> tuple[int, ...]:
+    """A tile made one run of the grid: all (in whole steps) behind the first axis along which it holds several.
+
+    Examples
+    --------
+    >>> as_run((100, 3), (10, 2), (5, 2)), as_run((100, 3), (1, 2), (1, 1))
+    ((10, 4), (1, 2))
+    """
+    level = _level(tile)
+    behind = [-(-n // s) * s for n, s in zip(grid[level + 1 :], step[level + 1 :], strict=True)]
+    return (*tile[: level + 1], *behind)
 
 
 def fit_chunks(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
@@ -180,14 +257,3 @@ def fit_shards(shape: Sequence[int], shards: Sequence[int], chunks: Sequence[int
             f"the nearest that fits: {','.join(map(str, near))}",
         )
     return near
-
-
-def even_bounds(count: int, step: int) -> NDArray[np.int64]:
-    """Bounds for blocks of ``step`` items each; the last may hold fewer.
-
-    Examples
-    --------
-    >>> even_bounds(10, 4).tolist()
-    [0, 4, 8, 10]
-    """
-    return np.append(np.arange(0, count, step, dtype=np.int64), count)

@@ -13,11 +13,11 @@ from daskstack import staging
 from daskstack.errors import NoSpaceError, OutputError, OutputExistsError
 from daskstack.plan import StorePlan
 from daskstack.report import StoreReport
-from daskstack.stack import FileStack
+from daskstack.tasks import Storable
 from daskstack.text import listed, nbytes, plural, printable, shown
 
 
-def check_output(plan: StorePlan, stack: FileStack) -> StoreReport | None:
+def check_output(plan: StorePlan, work: Storable) -> StoreReport | None:
     """Look, without writing, whether the plan can be carried out.
 
     Returns
@@ -37,13 +37,13 @@ def check_output(plan: StorePlan, stack: FileStack) -> StoreReport | None:
         raise OutputError(f"there is no folder {shown(parent)}", f"make it: mkdir -p {shown(parent)}")
     _refuse_long_names(plan, parent)
     own = plan.target.own_names(plan.out)
-    _refuse_inputs(plan, stack, own)
+    _refuse_inputs(plan, work, own)
     if plan.out in own:
-        changed = _changed_since(plan, stack)
+        changed = _changed_since(plan, work)
         missing = [name for name in plan.final_names if name not in own]
         if changed == [] and not missing:
             report = (plan.out, plan.final_names[:-1], plan.target.shape, plan.target.dtype)
-            return StoreReport(*report, files=0, seconds=0.0)
+            return StoreReport(*report, files=0, seconds=0.0, was_there=True)
         if not plan.overwrite:
             raise OutputExistsError(*_why_not_again(plan, changed, missing))
     _refuse_taken(plan, own)
@@ -97,30 +97,32 @@ def _may_go(plan: StorePlan, own: tuple[str, ...]) -> tuple[str, ...]:
     return own if same and not os.path.lexists(plan.out) else ()
 
 
-def _refuse_inputs(plan: StorePlan, stack: FileStack, own: tuple[str, ...]) -> None:
+def _refuse_inputs(plan: StorePlan, work: Storable, own: tuple[str, ...]) -> None:
     """An output that is an input, by whatever name or link, would be destroyed before it is read."""
     for name in {*plan.final_names, *own}:
         try:
             found = os.stat(name)
         except OSError:
             continue
-        alike = (stack.listing.sizes == found.st_size) & (stack.listing.mtimes == found.st_mtime_ns)
+        alike = (work.listing.sizes == found.st_size) & (work.listing.mtimes == found.st_mtime_ns)
         for k in np.flatnonzero(alike):
-            if os.path.samefile(name, stack.listing.paths[k]):
+            if os.path.samefile(name, work.listing.paths[k]):
                 raise OutputExistsError(
                     f"{shown(name)} is one of the inputs; it was not touched", "choose another OUT, or leave it out"
                 )
 
 
-def _changed_since(plan: StorePlan, stack: FileStack) -> list[str] | None:
+def _changed_since(plan: StorePlan, work: Storable) -> list[str] | None:
     """The files that are not as they were when the output was made; None where another plan made it."""
     record = plan.target.read_record(plan.out)
     if record is None or record["plan_id"] != plan.plan_id:
         return None
-    index = plan.target.read_index(plan.out)
-    sizes, mtimes = (np.array(index[name], dtype=np.int64) for name in ("size", "mtime"))
-    same = (sizes == stack.listing.sizes[stack.file_of]) & (mtimes == stack.listing.mtimes[stack.file_of])
-    return [stack.files[k] for k in np.unique(stack.file_of[~same])]
+    index = plan.target.read_index(plan.out, ["size", "mtime"])
+    same = np.ones(plan.target.items, bool)
+    for name, column in index.items():
+        same &= np.array(column, dtype=np.int64) == work.columns[name]
+    changed = np.flatnonzero(~same).tolist()
+    return list(dict.fromkeys(os.path.join(work.origin["root"], work.columns["file"][k]) for k in changed))
 
 
 def _why_not_again(plan: StorePlan, changed: list[str] | None, missing: list[str]) -> tuple[str, str]:

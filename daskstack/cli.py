@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 ERROR, USAGE, STOPPED = 1, 2, 75
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
-STORE_OPTIONS = ("threads", "scheduler", "workers", "memory_limit", "overwrite", "chunks", "shards", "compression")
+STORE_OPTIONS = (
+    "threads",
+    "scheduler",
+    "workers",
+    "memory_limit",
+    "overwrite",
+    "chunks",
+    "shards",
+    "compression",
+    "zarr_format",
+)
 
 Command = Callable[..., Any]
 
@@ -45,6 +55,16 @@ def _sizes(_: click.Context, parameter: click.Parameter, text: str | None) -> tu
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise click.BadParameter("write whole numbers with commas, as in 64,64,64", param=parameter) from None
+
+
+def _words(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """Words, separated by commas."""
+    return None if text is None else tuple(text.split(","))
+
+
+def _number(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """A whole number, given as one of several choices."""
+    return None if text is None else int(text)
 
 
 def _stack_options(command: Command) -> Command:
@@ -67,6 +87,12 @@ def _stack_options(command: Command) -> Command:
             help="One label: whether REGEX is found, or its group's text. Repeatable.",
         ),
         click.option("--sort-by", multiple=True, metavar="LABEL", help="Sort by this label. Repeatable."),
+        click.option(
+            "--axes",
+            metavar="LABEL,LABEL",
+            callback=_words,
+            help="Labels that make a grid, slowest first: t,c gives (t, c, y, x).",
+        ),
         click.option(
             "--join",
             type=click.Choice(["stack", "concat"]),
@@ -103,6 +129,9 @@ def _store_options(command: Command) -> Command:
         click.option("--chunks", metavar="N,N,...", callback=_sizes, help="Zarr: what is read at once, items first."),
         click.option("--shards", metavar="N,N,...", callback=_sizes, help="Zarr: what one file holds, whole chunks."),
         click.option("--compression", metavar="CODEC", help="Zarr: none, zstd:3, gzip:5, blosc:lz4:5:shuffle, ..."),
+        click.option(
+            "--zarr-format", type=click.Choice(["2", "3"]), callback=_number, help="Zarr: its version; default 3."
+        ),
         click.option("--memory-limit", metavar="SIZE", help='Bound on the data held at once, as in "2 GB".'),
         click.option(
             "--overwrite", is_flag=True, help="Replace an output of daskstack's own, once the new one is complete."
@@ -268,6 +297,7 @@ def _opened(listing: Listing, options: dict[str, Any]) -> Stack:
         listing,
         labels=labels,
         sort_by=options["sort_by"] or None,
+        axes=options["axes"],
         join=options["join"],
         files_per_block=options["files_per_block"],
     )

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack.errors import SourceError, UsageError
-from daskstack.files import absolute, read_regular
+from daskstack.files import absolute, is_url, read_regular
 from daskstack.order import composed, natural_key
 from daskstack.text import count, listed, printable
 
@@ -37,7 +37,6 @@ STAT_THREADS = 32
 MOST_REPORTED = 20
 MOST_RECORD_BYTES = 16 << 20
 NAMED = -1  # stands for the start of the part below the source folder until all files named one by one are known
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 _MAGIC = re.compile(r"[*?[]")
 
 
@@ -194,7 +193,7 @@ def _below_common_folder(files: Sequence[tuple[str, int]]) -> list[tuple[str, in
 
 def _expand(source: str, suffixes: tuple[str, ...] | None, found: _Found) -> None:
     """Add to ``found`` what one source stands for."""
-    if _URL.match(source):
+    if is_url(source):
         raise UsageError(f"{source!r} is a URL; daskstack reads files", "copy the files to a disk first")
     if not source or "\0" in source:
         raise UsageError(f"{source!r} is no name of a file", "name folders, files or quoted patterns")

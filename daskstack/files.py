@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import signal
 import stat
 import sys
@@ -69,6 +70,17 @@ def writing(path: str, need: int = 0) -> Iterator[None]:
         raise OutputError(
             f"cannot write {shown(path)}: {exc.strerror or exc}", "choose a place that can be written"
         ) from exc
+
+
+def is_url(path: str) -> bool:
+    """Whether it names something on a server, such as s3://..., and no file.
+
+    Examples
+    --------
+    >>> is_url("s3://bucket/a.zarr"), is_url("a:b/c.npy")
+    (True, False)
+    """
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+://", path) is not None
 
 
 def absolute(path: str) -> str:

@@ -7,6 +7,7 @@ parent folder can be the class.  Composed and decomposed spellings of a letter a
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import warnings
@@ -34,6 +35,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "whole": (int, np.integer),
     "decimal": (float, np.floating),
 }
+SHOWN_MISSING = 3
 MOST_DIGITS = 30  # int() of thousands of them is refused by Python itself
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -115,6 +117,74 @@ def sort_order(arrays: LabelArrays, sort_by: str | Iterable[str]) -> NDArray[np.
     keys = [[natural_key(v) for v in a] if a.dtype.kind == "U" else a.tolist() for a in (arrays[n] for n in names)]
     rows = list(zip(*keys, strict=True))
     return np.array(sorted(range(len(rows)), key=rows.__getitem__), dtype=np.int64)
+
+
+def grid_order(
+    arrays: LabelArrays, axes: Sequence[str], names: Sequence[str]
+) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+    """The order that puts files into a grid whose axes are labels, and the shape of that grid.
+
+    Parameters
+    ----------
+    arrays : dict of str to array, each of shape (files,)
+        The labels.
+    axes : sequence of str
+        Those that are axes, the slowest first; each is sorted, numbers by value and text in natural order.
+    names : sequence of str
+        The files, for messages.
+
+    Raises
+    ------
+    LabelError
+        A position of the grid has no file, or two.
+
+    Examples
+    --------
+    >>> order, grid = grid_order({"t": np.array([2, 1]), "c": np.array(["a", "a"])}, ["t", "c"], ["x", "y"])
+    >>> order.tolist(), grid
+    ([1, 0], (2, 1))
+    """
+    values, codes = zip(*(_coded(arrays[name]) for name in axes), strict=True)
+    grid = tuple(len(v) for v in values)
+    flat = np.zeros(len(names), dtype=np.int64)
+    for code, n in zip(codes, grid, strict=True):
+        flat = flat * n + code
+    order = np.argsort(flat, kind="stable")
+    placed = flat[order]
+
+    def text(position: int) -> str:
+        at = np.unravel_index(position, grid)
+        return " ".join(f"{axis}={printable(str(v[int(k)]))}" for axis, v, k in zip(axes, values, at, strict=True))
+
+    twice = np.flatnonzero(placed[1:] == placed[:-1])
+    if len(twice):
+        places = [f"{text(int(placed[k]))}: {names[order[k]]}, {names[order[k + 1]]}" for k in twice]
+        raise LabelError(
+            f"{plural(len(twice), 'position')} of the grid {'has' if len(twice) == 1 else 'have'} two files: "
+            f"{listed(places, 2)}",
+            "name an axis that tells them apart, or leave out what is not meant",
+        )
+    total = math.prod(grid)
+    if total > len(names):
+        first = np.setdiff1d(np.arange(min(total, len(names) + SHOWN_MISSING)), placed)[:SHOWN_MISSING]
+        raise LabelError(
+            f"{plural(total - len(names), 'position')} of {count(total)} of the grid ({', '.join(axes)}) "
+            f"{'has' if total - len(names) == 1 else 'have'} no file: {', '.join(text(int(k)) for k in first)}"
+            f"{' ...' if total - len(names) > len(first) else ''}",
+            "add what is missing, or leave out its time, channel or the like by a pattern",
+        )
+    return order, grid
+
+
+def _coded(values: NDArray[Any]) -> tuple[list[Any], NDArray[np.int64]]:
+    """A label's different values, sorted, and for each file which of them it has."""
+    unique, inverse = np.unique(values, return_inverse=True)
+    if values.dtype.kind != "U":
+        return unique.tolist(), inverse
+    natural = sorted(range(len(unique)), key=lambda k: natural_key(str(unique[k])))
+    rank = np.empty(len(unique), np.int64)
+    rank[natural] = np.arange(len(unique))
+    return [unique[k] for k in natural], rank[inverse]
 
 
 def _compiled(pattern: str, where: str) -> re.Pattern[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,13 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from daskstack import blocks
 from daskstack.discover import Listing, collector_paused
 from daskstack.errors import BadFileError, BadFilesError, UsageError
-from daskstack.names import Labels, read_labels, sort_order
+from daskstack.names import LabelArrays, Labels, grid_order, read_labels, sort_order
 from daskstack.readers import Header, Join, Layout, Reader, check, choose
 from daskstack.reads import ADVICE_FILES, in_threads
 from daskstack.stack import FileStack, names_of
-from daskstack.text import count, listed, plural, shown
+from daskstack.text import count, listed, plural, printable, shown
 
 S = TypeVar("S", bound=FileStack)
 
@@ -28,6 +30,7 @@ def open_files(
     cls: type[S],
     labels: Labels | None,
     sort_by: str | Sequence[str] | None,
+    axes: str | Sequence[str] | None,
     join: Join,
     reader: Callable[[str], Any] | None,
     files_per_block: int | None,
@@ -38,6 +41,8 @@ def open_files(
     ------
     BadFilesError
         No file has a header that can be read; where files are joined: any has none, or another shape.
+    LabelError
+        A file's name does not give its labels, or a position of the grid has no file, or two.
     UsageError
         The files are of several formats, or an option makes no sense.
     """
@@ -47,7 +52,15 @@ def open_files(
         order = sort_order(arrays, sort_by)
         listing = listing.take(order)
         arrays = {name: values[order] for name, values in arrays.items()}
+    names = (axes,) if isinstance(axes, str) else None if axes is None else tuple(axes)
+    grid: tuple[int, ...] = ()
+    if names is not None:
+        _check_axes(names, arrays, join, sort_by)
+        order, grid = grid_order(arrays, names, [printable(name) for name in listing.below])
+        listing = listing.take(order)
+        arrays = {name: values[order] for name, values in arrays.items()}
     header, header_from = _first_header(reads, listing.paths)
+    _check_names(names or (), header.dims)
     if join == "concat":
         file_rows = _all_rows(reads, listing.paths, header)
     else:
@@ -56,6 +69,8 @@ def open_files(
     if not len(file_of):
         raise UsageError(f"the {plural(len(listing.paths), 'file')} hold no items", "name other files")
     firsts = np.cumsum(file_rows) - file_rows
+    if len(grid) > 1:
+        _check_files_per_block(files_per_block, grid)
     return cls(
         listing=listing,
         reader=reads,
@@ -65,11 +80,48 @@ def open_files(
         file_rows=file_rows,
         file_of=file_of,
         row_of=np.arange(len(file_of)) - firsts[file_of],
-        labels={name: values[file_of] for name, values in arrays.items()},
+        item_labels={name: values[file_of] for name, values in arrays.items()},
+        axes=names or ("item",),
+        grid=grid or (len(file_of),),
         files_per_block=files_per_block,
         layout=_layout(reads, header_from),
-        options=_options(labels=labels, sort_by=sort_by, reader=reader, files_per_block=files_per_block),
+        options=_options(labels=labels, sort_by=sort_by, axes=names, reader=reader, files_per_block=files_per_block),
     )
+
+
+def _check_axes(axes: tuple[str, ...], arrays: LabelArrays, join: Join, sort_by: object) -> None:
+    """Refuse axes that are no labels, and what cannot go with a grid."""
+    for name in axes:
+        if name not in arrays:
+            raise UsageError(
+                f"axes={','.join(map(str, axes))}: there is no label {name!r}",
+                f"choose from: {', '.join(arrays) or 'none (give labels)'}",
+            )
+    if not axes or len(set(axes)) < len(axes):
+        raise UsageError(f"axes={','.join(axes)!r}", "name each axis once")
+    if join == "concat":
+        raise UsageError("axes with join='concat'", "leave join out: the pages of a file become an axis of its own")
+    if sort_by is not None:
+        raise UsageError("axes and sort_by are both given", "leave sort_by out: axes are sorted")
+
+
+def _check_names(axes: Sequence[str], dims: Sequence[str]) -> None:
+    for name in axes:
+        if name in dims:
+            raise UsageError(
+                f"axis {name!r} has the name of an axis of each file ({', '.join(dims)})", "choose another name"
+            )
+
+
+def _check_files_per_block(files_per_block: int | None, grid: tuple[int, ...]) -> None:
+    """A block of a grid is a rectangle of it that is one run of files."""
+    if files_per_block is None:
+        return
+    near = math.prod(blocks.tile_of(grid, files_per_block))
+    if near != min(files_per_block, math.prod(grid)):
+        raise UsageError(
+            f"files_per_block={files_per_block} gives no rectangles of the grid {grid}", f"the next below: {near}"
+        )
 
 
 def _options(**given: Any) -> dict[str, Any]:

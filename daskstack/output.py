@@ -56,13 +56,13 @@ class Output:
 
     @cached_property
     def labels(self) -> dict[str, NDArray[Any]]:
-        """One NumPy array a label, in item order."""
+        """One NumPy array a label, in the shape of the items; the label of a grid's axis along that axis alone."""
         return self._format.read_labels(self.path, self.record["labels"])
 
     @cached_property
     def files(self) -> tuple[str, ...]:
-        """The path of the file that each item came from, in item order."""
-        names = self._format.read_index(self.path)["file"]
+        """The path of the file that each item came from, in item order; none where that is not known."""
+        names = self._format.read_index(self.path, ["file"]).get("file", [])
         return tuple(os.path.join(self.record["root"], name) for name in names)
 
     @cached_property
@@ -85,6 +85,11 @@ class Output:
         array: dask.array.Array = da.Array(HighLevelGraph.from_collections(name, graph), name, sizes, dtype=self.dtype)
         return array
 
+    def _origin(self) -> str:
+        sources, root = self.record["sources"], self.record["root"]
+        text = f"{listed(sources)}, below {printable(root)}" if sources else ""
+        return f"a Dask array{', items like ' if text else ''}{text}" if "derived" in self.record else text
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -93,7 +98,7 @@ class Output:
         options = self.record["options"]
         rows = [
             ("array", f"({', '.join(sizes)}) {self.dtype}, {nbytes(self.record['nbytes'])} in {shown(self.path)}"),
-            ("from", f"{listed(self.record['sources'])}, below {printable(self.record['root'])}"),
+            ("from", self._origin()),
             ("labels", ", ".join(self.record["labels"]) or "none"),
             ("options", ", ".join(f"{name} {printable(str(value))}" for name, value in options.items()) or "none"),
             ("made", f"{self.record['created']} by daskstack {self.record['version']}; plan {self.record['plan_id']}"),

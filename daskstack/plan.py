@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskstack.blocks import items_per_block, run_bounds
 from daskstack.errors import UsageError
-from daskstack.targets import Target
+from daskstack.targets import Target, Tiling, format_of
+from daskstack.tasks import Storable
 from daskstack.text import count, duration, nbytes, plural, table
 
 PLAN_FORMAT = 1  # part of the plan id: to be raised whenever the same decisions give other bytes
@@ -55,6 +56,10 @@ class StorePlan:
         Bytes free on the output's disk, where that is known.
     files : int
         Files to read.
+    columns : int
+        Columns of the index, labels included.
+    unit : str
+        What an item is: "file" or "item".
     files_per_second : float, optional
         Measured on a sample.
     sampled : int
@@ -75,6 +80,8 @@ class StorePlan:
     overwrite: bool
     free: int | None
     files: int
+    columns: int
+    unit: str
     files_per_second: float | None = None
     sampled: int = 0
     about: tuple[tuple[str, str], ...] = ()
@@ -87,19 +94,18 @@ class StorePlan:
     @property
     def need(self) -> int:
         """Bytes that the output takes, its side files roughly."""
-        return self.target.nbytes + 200 * self.target.shape[0]
+        return self.target.nbytes + 200 * self.target.items
 
     def __str__(self) -> str:
         per_block = int(np.diff(self.bounds).max())
-        items = self.target.shape[0]
-        unit = "file" if items == self.files else "item"
+        items, unit = self.target.items, self.unit
         places = {"threads": "thread", "processes": "process", "workers": "worker"}
         workers = plural(self.threads, places[self.scheduler]) if self.scheduler in places else "on the cluster"
         if self.scheduler == "synchronous":
             workers = "one after another"
         up_to = "" if per_block * self.blocks == items else "up to "
         work = f"{plural(self.blocks, 'block')} of {up_to}{plural(per_block, unit)}, {workers}"
-        disk = f"{nbytes(self.target.nbytes)} in {plural(self.target.file_count(self.labels), 'file')}"
+        disk = f"{nbytes(self.target.nbytes)} in {plural(self.target.file_count(self.labels, self.columns), 'file')}"
         rows = [
             *self.about,
             ("work", f"{work}, at most {nbytes(self.memory)} memory"),
@@ -115,23 +121,18 @@ class StorePlan:
 
 
 def make_plan(
-    *,
+    work: Storable,
     out: str,
-    target: Target,
-    bounds: NDArray[np.int64],
-    content_id: str,
-    labels: Mapping[str, NDArray[Any]],
-    files: int,
-    scratch: int,
+    *,
+    tiling: Tiling,
     threads: int | None,
     scheduler: str,
     workers: int | None,
     memory_limit: float | str | None,
     overwrite: bool,
     free: int | None,
-    about: Sequence[tuple[str, str]] = (),
 ) -> StorePlan:
-    """Decide everything.
+    """Decide everything; of the tiling, what is left open.
 
     Raises
     ------
@@ -140,34 +141,56 @@ def make_plan(
     """
     at_least_one("workers", workers)
     at_least_one("threads", threads)
-    for name in labels:
+    target, bounds = _target_and_bounds(work, out, tiling, memory_limit)
+    for name in work.item_labels:
         if name in target.reserved:
             raise UsageError(f"label {name} has the name of an axis", f"choose another, such as {name}_label")
+    labels = tuple(work.item_labels)
     at_once = 1 if scheduler == "synchronous" else min(workers or threads or usable_cores(), len(bounds) - 1)
-    a_block = int(np.diff(bounds).max()) * (target.nbytes // target.shape[0]) + scratch + target.scratch
+    most = int(np.diff(bounds).max())
+    a_block = most * target.item_nbytes + work.scratch(bounds) + target.scratch
     if memory_limit is not None:
         limit = parse_nbytes(memory_limit)
         if a_block > limit:
-            raise UsageError(
-                f"memory_limit={memory_limit}: one block takes {nbytes(a_block)}",
-                f"give at least {nbytes(a_block)}",
-            )
+            raise UsageError(*_too_large(memory_limit, a_block, most * limit // a_block, target))
         at_once = min(at_once, limit // max(1, a_block))
     return StorePlan(
         out=out,
         target=target,
         bounds=bounds,
-        labels=tuple(labels),
-        final_names=target.final_names(out, tuple(labels)),
-        plan_id=_plan_id(target, bounds, content_id, labels),
+        labels=labels,
+        final_names=target.final_names(out, labels),
+        plan_id=_plan_id(target, bounds, work),
         threads=at_once,
         scheduler=scheduler,
         memory=at_once * a_block,
         overwrite=overwrite,
         free=free,
-        files=files,
-        about=tuple(about),
+        files=len(work.listing.paths),
+        columns=len(work.columns) + 1 + len(labels),
+        unit=work.unit,
+        about=tuple(work.report()),
     )
+
+
+def _target_and_bounds(
+    work: Storable, out: str, tiling: Tiling, memory_limit: float | str | None
+) -> tuple[Target, NDArray[np.int64]]:
+    """The target, and where its blocks begin and end."""
+    grid_axes = len(work.axes)
+    grid, item = work.shape[:grid_axes], work.shape[grid_axes:]
+    items, item_nbytes = math.prod(grid), math.prod(item) * work.dtype.itemsize
+    most = most_items(memory_limit, item_nbytes, work.scratch(work.cut(None)))
+    rows = min(items_per_block(items, item_nbytes), most or items)
+    target = format_of(out).make(work.shape, work.dtype, work.dims, grid_axes, replace(tiling, rows=rows))
+    return target, work.cut(most) if target.tile is None else run_bounds(grid, target.tile)
+
+
+def _too_large(memory_limit: float | str, a_block: int, fits: int, target: Target) -> tuple[str, str]:
+    advice = f"give at least {nbytes(a_block)}"
+    if target.tile is not None and fits:
+        advice += f", or chunks of at most {plural(fits, 'item')}"
+    return f"memory_limit={memory_limit}: one block takes {nbytes(a_block)}", advice
 
 
 def most_items(memory_limit: float | str | None, item_nbytes: int, scratch: int) -> int | None:
@@ -222,10 +245,10 @@ def parse_nbytes(size: float | str) -> int:
     return int(number * factor[unit])
 
 
-def _plan_id(target: Target, bounds: NDArray[np.int64], content_id: str, labels: Mapping[str, NDArray[Any]]) -> str:
-    h = hashlib.sha256(f"{PLAN_FORMAT} {content_id}".encode())
+def _plan_id(target: Target, bounds: NDArray[np.int64], work: Storable) -> str:
+    h = hashlib.sha256(f"{PLAN_FORMAT} {work.content_id}".encode())
     descr = np.lib.format.dtype_to_descr(target.dtype)
-    h.update(json.dumps([target.shape, descr, target.options]).encode() + bounds.tobytes())
-    for name, values in labels.items():
+    h.update(json.dumps([target.shape, descr, work.dims, work.axes, target.options]).encode() + bounds.tobytes())
+    for name, values in work.item_labels.items():
         h.update(f"{name} {values.dtype.str} ".encode() + values.tobytes())
     return h.hexdigest()[:16]

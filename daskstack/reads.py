@@ -92,8 +92,8 @@ def _stamp(path: str) -> tuple[int, int]:
     return found.st_size, clipped_mtime(found)
 
 
-def load_block(block: BlockRead) -> NDArray[Any]:
-    """What a delayed read does.
+def load_block(block: BlockRead, grid: tuple[int, ...]) -> NDArray[Any]:
+    """What a delayed read does; ``grid`` is the shape of its items.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def load_block(block: BlockRead) -> NDArray[Any]:
     array, bad = block.read()
     if bad:
         raise BadFilesError(f"{plural(len(bad), 'bad file')} in this block", ADVICE_FILES, bad)
-    return array
+    return array.reshape((*grid, *block.due.shape))
 
 
 def in_threads(function: Callable[..., T], *columns: Sequence[Any]) -> list[T]:

@@ -26,11 +26,13 @@ class StoreReport:
     shape, dtype
         Of the output.
     files : int
-        Files read; 0 where the output was there already.
+        Files read.
     seconds : float
         From plan to publication.
     left_out : int
         Names that the scan for files left out.
+    was_there : bool
+        Whether the output was there already, made by the same plan from the same files.
     """
 
     out: str
@@ -40,6 +42,7 @@ class StoreReport:
     files: int
     seconds: float
     left_out: int = 0
+    was_there: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -48,14 +51,13 @@ class StoreReport:
 
     def __str__(self) -> str:
         what = f"{shown(self.out)} {shape_text(self.shape)} {self.dtype}, {nbytes(self.nbytes)}"
-        if self.files:
-            rate = count(round(self.files / max(1e-9, self.seconds)))
-            head = f"done  {what} in {duration(self.seconds)}, {rate} files/s"
-            head += (
-                f"\n      from {plural(self.files, 'file')}; {count(self.left_out)} left out" if self.left_out else ""
-            )
-        else:
+        head = f"done  {what} in {duration(self.seconds)}"
+        if self.was_there:
             head = f"done  {what}: it was there already, made from these files"
+        elif self.files:
+            head += f", {count(round(self.files / max(1e-9, self.seconds)))} files/s"
+            if self.left_out:
+                head += f"\n      from {plural(self.files, 'file')}; {count(self.left_out)} left out"
         meaning = {".csv": "row to file", ".json": "how it was made", ".npy": "label"}
         beside = [f"{shown(p)} ({meaning[os.path.splitext(p)[1]]})" for p in self.side_files]
         beside.sort(key=lambda text: not text.endswith("(row to file)"))

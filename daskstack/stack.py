@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import marshal
 import os
-import pickle
-import uuid
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +21,8 @@ from daskstack.errors import BadFileError
 from daskstack.names import LabelArrays
 from daskstack.readers import FunctionReader, Header, Layout, Reader, check
 from daskstack.reads import BlockRead, in_threads, load_block, packed_stamps
+from daskstack.targets import Target, along_axes
+from daskstack.tasks import store_block
 from daskstack.text import count, listed, nbytes, printable, shape_text, table
 
 if TYPE_CHECKING:
@@ -50,8 +49,12 @@ class FileStack:
         How many items each file holds.
     file_of, row_of : array of int64, shape (items,)
         The file of each item, and which of its items it is.
-    labels : dict of str to array, each of shape (items,)
+    item_labels : dict of str to array, each of shape (items,)
         Labels, in item order.
+    axes : tuple of str
+        Names of the axes that hold the items: ``item``, or labels that make a grid.
+    grid : tuple of int
+        Items along each of them.
     files_per_block : int, optional
         Files a block, where the user chose.
     layout : Layout, optional
@@ -68,12 +71,19 @@ class FileStack:
     file_rows: NDArray[np.int64]
     file_of: NDArray[np.int64]
     row_of: NDArray[np.int64]
-    labels: LabelArrays
+    item_labels: LabelArrays
+    axes: tuple[str, ...]
+    grid: tuple[int, ...]
     files_per_block: int | None
     layout: Layout | None
     options: dict[str, Any]
 
     def __len__(self) -> int:
+        return self.grid[0]
+
+    @property
+    def items(self) -> int:
+        """How many items there are."""
         return len(self.file_of)
 
     @property
@@ -83,8 +93,8 @@ class FileStack:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the whole array, items along axis 0."""
-        return (len(self), *self.header.shape)
+        """Shape of the whole array, items first."""
+        return (*self.grid, *self.header.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -94,12 +104,37 @@ class FileStack:
     @property
     def nbytes(self) -> int:
         """Size of the whole array in bytes."""
-        return len(self) * self.header.item_nbytes
+        return self.items * self.header.item_nbytes
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Names of the axes, ``item`` first."""
-        return ("item", *self.header.dims)
+        """Names of the axes, those of the items first."""
+        return (*self.axes, *self.header.dims)
+
+    @property
+    def labels(self) -> LabelArrays:
+        """One array a label in the shape of the items; the label of a grid's axis along that axis alone."""
+        return {name: along_axes(name, v, self.axes, self.grid)[1] for name, v in self.item_labels.items()}
+
+    @property
+    def unit(self) -> str:
+        """What an item is, for messages."""
+        return "file" if self.items == len(self.files) else "item"
+
+    @property
+    def columns(self) -> dict[str, Sequence[Any] | NDArray[Any]]:
+        """What the index says of each item's file."""
+        names, file_of = self.names, self.file_of
+        columns: dict[str, Sequence[Any] | NDArray[Any]] = {"file": [names[k] for k in file_of.tolist()]}
+        if self.reader.join == "concat":
+            columns["page"] = self.row_of
+        return {**columns, "size": self.listing.sizes[file_of], "mtime": self.listing.mtimes[file_of]}
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where the items come from, for the record."""
+        sources = list(self.listing.sources)
+        return {"sources": sources, "root": self.root, "join": self.reader.join, "options": self.options}
 
     @cached_property
     def root(self) -> str:
@@ -112,22 +147,30 @@ class FileStack:
         return names_of(self.listing)
 
     def __getitem__(self, key: Any) -> Any:
-        """One item as a NumPy array (one file is read), or for a slice or an array of indices a stack."""
-        if isinstance(key, int | np.integer) and not isinstance(key, bool):
-            if not -len(self) <= key < len(self):
-                raise IndexError(f"item {key} of a stack of {len(self)}")
-            item = int(key) % len(self)
-            return load_block(self._subset(np.array([item])).block(0, 1))[0]
-        if isinstance(key, tuple):
-            raise IndexError("a stack is indexed along its items alone; slice .array for the rest")
-        items = np.arange(len(self))[key]
-        if items.ndim != 1:
-            raise IndexError(f"{key!r} is no index of a stack: give a number, a slice, or a list of numbers or a mask")
-        if not len(items):
-            raise IndexError(f"no item is left of {len(self)}")
-        return self._subset(items)
+        """One item as a NumPy array (one file is read), or for a slice or an array of indices a stack.
 
-    def _subset(self, items: NDArray[np.int64]) -> Self:
+        Of a grid, a number alone is one entry along its first axis, all its items.
+        """
+        places = np.arange(self.items).reshape(self.grid)
+        place = key if isinstance(key, tuple) else (key,)
+        if all(isinstance(k, int | np.integer) and not isinstance(k, bool) for k in place):
+            if len(place) > len(self.grid):
+                raise IndexError(f"a stack is indexed along {', '.join(self.axes)} alone; slice .array for the rest")
+            for k, n in zip(place, self.grid, strict=False):
+                if not -n <= k < n:
+                    raise IndexError(f"item {k} of a stack of {n}")
+            items = places[place]
+            return load_block(self._subset(items.ravel(), (items.size,)).block(0, items.size), items.shape)
+        if isinstance(key, tuple):
+            raise IndexError(f"a stack is sliced along {self.axes[0]} alone; slice .array for the rest")
+        entries = np.arange(len(self))[key]
+        if entries.ndim != 1:
+            raise IndexError(f"{key!r} is no index of a stack: give a number, a slice, or a list of numbers or a mask")
+        if not len(entries):
+            raise IndexError(f"no item is left of {len(self)}")
+        return self._subset(places[entries].ravel(), (len(entries), *self.grid[1:]))
+
+    def _subset(self, items: NDArray[np.int64], grid: tuple[int, ...]) -> Self:
         """The stack of these items: only their files, in the order in which they are first met."""
         used, file_of = _renumbered(self.file_of[items])
         return replace(
@@ -136,8 +179,10 @@ class FileStack:
             file_rows=self.file_rows[used],
             file_of=file_of,
             row_of=self.row_of[items],
-            labels={name: values[items] for name, values in self.labels.items()},
-            options={**self.options, "items": f"{len(items)} of {len(self)}"},
+            item_labels={name: values[items] for name, values in self.item_labels.items()},
+            axes=self.axes[: len(grid)],
+            grid=grid,
+            options={**self.options, "items": f"{len(items)} of {self.items}"},
         )
 
     @cached_property
@@ -147,13 +192,17 @@ class FileStack:
 
     def cut(self, most_items: int | None) -> NDArray[np.int64]:
         """Bounds for blocks of the usual size (or as ``files_per_block`` says), of ``most_items`` at most."""
+        if len(self.grid) > 1:
+            usual = blocks.items_per_block(self.items, self.header.item_nbytes)
+            items = self.files_per_block or min(usual, most_items or usual)
+            return blocks.run_bounds(self.grid, blocks.tile_of(self.grid, items))
         runs = np.flatnonzero(np.diff(self.file_of, prepend=-1))  # where another file begins
-        rows = np.diff(np.append(runs, len(self)))
+        rows = np.diff(np.append(runs, self.items))
         if self.files_per_block:
-            ends = np.append(runs[self.files_per_block :: self.files_per_block], len(self))
+            ends = np.append(runs[self.files_per_block :: self.files_per_block], self.items)
             return np.insert(ends, 0, 0).astype(np.int64)
-        limit = max(1, most_items or len(self))
-        items = min(limit, blocks.items_per_block(len(self), self.header.item_nbytes))
+        limit = max(1, most_items or self.items)
+        items = min(limit, blocks.items_per_block(self.items, self.header.item_nbytes))
         if self.layout is not None:  # a part of a file costs no more than its bytes
             return blocks.cut(rows, items, items)
         whole_files = max(items, blocks.BLOCK_NBYTES // max(1, self.header.item_nbytes))
@@ -209,7 +258,7 @@ class FileStack:
         for part in (self.file_of, self.row_of, self.file_rows):
             h.update(b"\0" + part.tobytes())
         h.update(repr((self.header.shape, np.lib.format.dtype_to_descr(self.dtype))).encode())
-        h.update(_identity(self.reader))
+        h.update(self.reader.identity())
         return h.hexdigest()
 
     @cached_property
@@ -217,6 +266,7 @@ class FileStack:
         """A hash that changes, too, when a file's size or time does: the name of the Dask array."""
         h = hashlib.sha256(self.content_id.encode())
         h.update(self.listing.sizes.tobytes() + self.listing.mtimes.tobytes() + self.bounds.tobytes())
+        h.update(repr(self.grid).encode())
         return h.hexdigest()[:32]
 
     @cached_property
@@ -225,24 +275,41 @@ class FileStack:
 
         Returns
         -------
-        dask.array.Array, shape (items, *item shape)
+        dask.array.Array, shape (*grid, *item shape)
             In one layer, since a layer for each read makes the graph's optimisation quadratic.
         """
         import dask.array as da
         from dask.delayed import delayed
+        from dask.highlevelgraph import HighLevelGraph
 
         name = f"daskstack-{self.token}"
-        edges = self.bounds.tolist()
-        reads = [
-            da.from_delayed(
-                delayed(functools.partial(load_block, self.block(start, stop)))(dask_key_name=f"read-{name}-{k}"),
-                shape=(stop - start, *self.header.shape),
+        chunks = blocks.chunks_along(self.grid, self.bounds)
+        graph: dict[Any, Any] = {}
+        for k, at in enumerate(np.ndindex(*map(len, chunks))):
+            extent = tuple(c[n] for c, n in zip(chunks, at, strict=True))
+            read = functools.partial(load_block, self.block(*self.bounds[k : k + 2].tolist()), extent)
+            piece = da.from_delayed(
+                delayed(read)(dask_key_name=f"read-{name}-{k}"),
+                shape=(*extent, *self.header.shape),
                 dtype=self.dtype,
                 name=f"{name}-{k}",
             )
-            for k, (start, stop) in enumerate(pairwise(edges))
-        ]
-        return _in_one_layer(reads, name)
+            key = (name, *at, *((0,) * len(self.header.shape)))
+            graph[key] = _only_task(piece, key)
+        along_item = tuple((n,) for n in self.header.shape)
+        flat = HighLevelGraph.from_collections(name, graph)
+        array: dask.array.Array = da.Array(flat, name, (*chunks, *along_item), dtype=self.dtype)
+        return array
+
+    def tasks(self, bounds: NDArray[np.int64], target: Target, folder: str) -> tuple[dict[Any, Any], list[Any]]:
+        """A graph of one task a block, and their keys."""
+        from dask.task_spec import Task
+
+        edges = bounds.tolist()
+        keys = [f"store-{os.path.basename(folder)}-{k}" for k in range(len(edges) - 1)]
+        reads = (self.block(start, stop) for start, stop in pairwise(edges))
+        rows = zip(keys, reads, edges, strict=False)
+        return {key: Task(key, store_block, k, read, target, folder, a) for k, (key, read, a) in enumerate(rows)}, keys
 
     def report(self) -> list[tuple[str, str]]:
         """What the stack is, as rows of a word and a text."""
@@ -251,6 +318,9 @@ class FileStack:
         if self.listing.left_out:
             files += f"; left out: {_some(self.listing.left_out)}"
         order = "natural" if self.listing.natural else "as given"
+        sorted_by = self.axes if self.axes != ("item",) else self.options.get("sort_by")
+        if sorted_by:
+            order = f"by {sorted_by if isinstance(sorted_by, str) else ', '.join(sorted_by)}"
         sizes = [f"{dim} {count(n)}" for dim, n in zip(self.dims, self.shape, strict=True)]
         origin = printable(os.path.basename(self.header_from))
         rows = [
@@ -258,8 +328,8 @@ class FileStack:
             ("order", f"{order}: {listed(self.names)}"),
             ("array", f"({', '.join(sizes)}) {self.dtype}, {nbytes(self.nbytes)}; item from {origin}"),
         ]
-        if self.labels:
-            rows.append(("labels", "; ".join(f"{n} ({_span(v)})" for n, v in self.labels.items())))
+        if self.item_labels:
+            rows.append(("labels", "; ".join(f"{n} ({_span(v)})" for n, v in self.item_labels.items())))
         return rows
 
     def __repr__(self) -> str:
@@ -286,41 +356,12 @@ def _renumbered(file_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[
     return unique[order], rank[inverse]
 
 
-def _in_one_layer(reads: Sequence[dask.array.Array], name: str) -> dask.array.Array:
-    """The arrays end to end along axis 0, their delayed reads as the chunks of one flat graph."""
-    import dask.array as da
-    from dask.highlevelgraph import HighLevelGraph
+def _only_task(piece: dask.array.Array, key: tuple[Any, ...]) -> Any:
+    """The delayed read behind a piece, under another key."""
     from dask.task_spec import Task
 
-    zeros = (0,) * (reads[0].ndim - 1)
-    graph: dict[Any, Any] = {}
-    for k, read in enumerate(reads):
-        task = next(t for t in read.__dask_graph__().values() if isinstance(t, Task))
-        graph[(name, k, *zeros)] = Task((name, k, *zeros), task.func, *task.args)
-    chunks = (tuple(r.shape[0] for r in reads), *((n,) for n in reads[0].shape[1:]))
-    array: dask.array.Array = da.Array(HighLevelGraph.from_collections(name, graph), name, chunks, dtype=reads[0].dtype)
-    return array
-
-
-def _identity(reader: Reader) -> bytes:
-    """What tells one reader from another, from run to run.
-
-    A user's function is told by how it is pickled (its name, or an object's state) and by its code; one
-    that cannot be pickled (a lambda) is like no other, not even like itself in another run.
-    """
-    if not isinstance(reader, FunctionReader):
-        return repr(reader).encode()
-    function: Any = reader.function
-    try:
-        state = pickle.dumps(reader)
-    except Exception:  # noqa: BLE001  # pickle raises many kinds
-        return uuid.uuid4().bytes
-    while isinstance(function, functools.partial):
-        function = function.func
-    called = function if hasattr(function, "__code__") else type(function).__call__
-    code = getattr(called, "__code__", None)  # none where it is written in C
-    defaults = repr((getattr(called, "__defaults__", None), getattr(called, "__kwdefaults__", None)))
-    return state + (marshal.dumps(code) if code else b"") + defaults.encode()
+    task = next(t for t in piece.__dask_graph__().values() if isinstance(t, Task))
+    return Task(key, task.func, *task.args)
 
 
 def _some(names: Sequence[str]) -> str:

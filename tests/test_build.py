@@ -125,6 +125,7 @@ def test_the_record_says_how_it_was_made(frames: Path) -> None:
         "python": record["python"],
         "format": "npy",
         "shape": [12, 5, 7],
+        "axes": ["item"],
         "dtype": "<u2",
         "bytes": os.path.getsize("out.npy"),
         "nbytes": 840,

@@ -65,13 +65,14 @@ def named_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_python_in_the_readme_runs(named_frames: None) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict[str, Any] = {}
     exec("\n".join(blocks), names)
     assert np.load("all.npy")[:, 0, 0].tolist() == list(range(6))
     assert np.load("all.kind.npy").tolist() == ["dark", "light"] * 3
     assert names["dark"].labels["t"].tolist() == [0, 2, 4]
     assert names["half"].shape == (6, 2, 3)
+    assert daskstack.open("half.zarr").labels["t"].tolist() == list(range(6))
     assert np.load("raw.npy").tolist() == np.full((1, 4, 5), 7).tolist()
     assert np.load("inputs.target.npy").tolist() == [True, False] * 3
 

@@ -24,8 +24,9 @@ ROWS: list[set[str]] = [
     {"blocks", "files"},
     {"discover", "names", "readers", "targets"},
     {"reads"},
+    {"tasks"},
     {"stack", "plan", "staging", "progress", "output", "report"},
-    {"opening", "checks"},
+    {"opening", "checks", "derived"},
     {"run", "cluster"},
     {"api"},
     {"demo"},
@@ -33,7 +34,7 @@ ROWS: list[set[str]] = [
     {"__main__"},
 ]
 HEAVY = {"dask", "distributed", "zarr", "tifffile", "imagecodecs", "tqdm", "matplotlib"}
-MAY_IMPORT_DASK = {"stack", "output", "run", "cluster", "api"}
+MAY_IMPORT_DASK = {"stack", "derived", "output", "run", "cluster", "api"}
 
 
 def modules() -> list[Path]:
@@ -90,11 +91,11 @@ def test_readers_know_nothing_of_each_other_but_for_the_contract() -> None:
         for path in (PACKAGE / folder).glob("*.py"):
             if path.stem not in ("__init__", "base"):
                 inner = {n.split(".")[2] for n in imports(path) if n.startswith(f"daskstack.{folder}.")}
-                assert inner <= {"base", "layout", "shard", f"{path.stem}_layout"}
+                assert inner <= {"base", "layout", "shard", f"{path.stem}_layout", f"{path.stem}_group"}
 
 
 def test_public_names() -> None:
-    assert daskstack.__all__ == ["Output", "Stack", "build", "errors", "open", "open_stack"]
+    assert daskstack.__all__ == ["Output", "Stack", "build", "errors", "open", "open_stack", "store"]
     assert all(name in dir(daskstack) and getattr(daskstack, name) is not None for name in daskstack.__all__)
     stems = {path.stem for path in modules()}
     assert not stems & (set(daskstack.__all__) - {"errors"}), "a module would put itself in a function's place"

@@ -28,7 +28,8 @@ def saved(array: Array) -> bytes:
 def index(items: int, **labels: Any) -> Index:
     numbers = np.arange(items)
     names = [f"f{k}.npy" for k in range(items)]
-    return Index(names, None, labels, numbers, numbers, numbers.astype("uint32"), {"plan_id": "x"})
+    columns: dict[str, Any] = {"file": names, "size": numbers, "mtime": numbers, "checksum": numbers.astype("uint32")}
+    return Index(("item",), (items,), columns, labels, {"plan_id": "x"})
 
 
 @given(
@@ -45,7 +46,7 @@ def test_headers_that_need_other_versions(tmp_path: Path) -> None:
     many = np.dtype([(f"field_{k:04d}", "<f4") for k in range(3000)])
     other = np.dtype([("größe", "<f4"), ("名", "<i2")])
     for dtype, version in ((many, (2, 0)), (other, (3, 0) if "名" in str(other) else (1, 0))):
-        target = NpyTarget((3,), dtype)
+        target = NpyTarget((3,), dtype, 1)
         assert tuple(target.header[6:8]) == version
         assert len(target.header) % 64 == 0
         array = np.zeros(3, dtype)
@@ -63,7 +64,7 @@ def test_numpy_integers_in_the_shape_do_not_reach_the_header() -> None:
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2], [0, 1, 2, 3, 2, 2, 0]])
 def test_blocks_in_any_order_any_number_of_times(tmp_path: Path, order: list[int]) -> None:
     whole = image(1, (10, 5, 7))
-    target = NpyTarget(whole.shape, whole.dtype)
+    target = NpyTarget(whole.shape, whole.dtype, 1)
     target.create(str(tmp_path))
     edges = [0, 3, 6, 9, 10]
     for k in order:
@@ -74,7 +75,7 @@ def test_blocks_in_any_order_any_number_of_times(tmp_path: Path, order: list[int
 
 
 def test_an_unfinished_target_is_no_array_for_any_reader(tmp_path: Path) -> None:
-    target = NpyTarget((10, 5, 7), np.dtype("uint16"))
+    target = NpyTarget((10, 5, 7), np.dtype("uint16"), 1)
     target.create(str(tmp_path))
     target.write(str(tmp_path), 0, image(0, (10, 5, 7)))
     assert os.path.getsize(tmp_path / "data.npy") == len(target.header) + target.nbytes
@@ -85,7 +86,7 @@ def test_an_unfinished_target_is_no_array_for_any_reader(tmp_path: Path) -> None
 
 
 def test_a_write_touches_its_own_bytes_only(tmp_path: Path) -> None:
-    target = NpyTarget((10, 4), np.dtype("uint8"))
+    target = NpyTarget((10, 4), np.dtype("uint8"), 1)
     target.create(str(tmp_path))
     path = tmp_path / "data.npy"
     before = b"\xaa" * os.path.getsize(path)
@@ -97,7 +98,7 @@ def test_a_write_touches_its_own_bytes_only(tmp_path: Path) -> None:
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = image(3, (4, 50))
-    target = NpyTarget(whole.shape, whole.dtype)
+    target = NpyTarget(whole.shape, whole.dtype, 1)
     target.create(str(tmp_path))
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:7], at))
@@ -107,7 +108,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_room_is_taken_at_once(tmp_path: Path) -> None:
-    NpyTarget((1 << 20,), np.dtype("uint8")).create(str(tmp_path))
+    NpyTarget((1 << 20,), np.dtype("uint8"), 1).create(str(tmp_path))
     assert os.stat(tmp_path / "data.npy").st_blocks * 512 >= 1 << 20
 
 
@@ -115,13 +116,13 @@ def test_where_fallocate_is_not_offered_the_size_is_set_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_fallocate", lambda *_: False)
-    target = NpyTarget((1000,), np.dtype("uint8"))
+    target = NpyTarget((1000,), np.dtype("uint8"), 1)
     target.create(str(tmp_path))
     assert os.path.getsize(tmp_path / "data.npy") == len(target.header) + 1000
 
 
 def test_side_files(tmp_path: Path) -> None:
-    target = NpyTarget((2, 3), np.dtype("uint8"))
+    target = NpyTarget((2, 3), np.dtype("uint8"), 1)
     target.create(str(tmp_path))
     kinds = np.array(["a", 'b,\n"c'])
     moves = target.finish(str(tmp_path), str(tmp_path / "out.npy"), index(2, kind=kinds, n=np.array([1.5, 2])))
@@ -131,10 +132,12 @@ def test_side_files(tmp_path: Path) -> None:
     for source, final in moves:
         os.rename(source, final)
     out = str(tmp_path / "out.npy")
-    assert target.read_index(out) == {
+    due = {
         "item": ["0", "1"], "file": ["f0.npy", "f1.npy"], "kind": ["a", 'b,\n"c'], "n": ["1.5", "2.0"],
         "size": ["0", "1"], "mtime": ["0", "1"], "checksum": ["00000000", "00000001"],
     }  # fmt: skip
+    assert target.read_index(out, [*due, "page"]) == due
+    assert target.read_index(out, ["kind"]) == {"kind": due["kind"]}
     record = target.read_record(out)
     assert record is not None
     assert record["files"].keys() == {"out.npy.index.csv", "out.kind.npy", "out.n.npy"}

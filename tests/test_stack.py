@@ -107,8 +107,9 @@ def test_one_item_reads_one_file(frames: Path, monkeypatch: pytest.MonkeyPatch) 
     for wrong in (12, -13):
         with pytest.raises(IndexError, match=f"item {wrong} of a stack of 12"):
             stack[wrong]
-    with pytest.raises(IndexError, match=r"slice \.array for the rest"):
-        stack[1, 2]
+    for beyond in ((1, 2), (slice(2), 1), (slice(None), slice(None))):
+        with pytest.raises(IndexError, match=r"slice \.array for the rest"):
+            stack[beyond]
     for key in (None, np.array([[1, 2]]), np.array(3), True):
         with pytest.raises(IndexError, match="is no index of a stack"):
             stack[key]

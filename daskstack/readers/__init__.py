@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from daskstack.errors import UsageError
-from daskstack.readers.base import Contents, Header, Join, Reader, check
+from daskstack.readers.base import Contents, Header, Join, Reader, check, dims
 from daskstack.readers.function import FunctionReader
 from daskstack.readers.layout import Layout
 from daskstack.readers.npy import NpyReader
@@ -26,6 +26,7 @@ __all__ = [
     "TiffReader",
     "check",
     "choose",
+    "dims",
 ]
 
 FORMATS: tuple[type[Reader], ...] = (NpyReader, TiffReader)

@@ -121,6 +121,10 @@ class Reader(ABC):
         del path  # formats that are always read by their library have none
         return None
 
+    def identity(self) -> bytes:
+        """What tells one reader from another, from run to run."""
+        return repr(self).encode()
+
     def probe(self, path: str) -> Header:
         """What the file holds, from its header alone.
 

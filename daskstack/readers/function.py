@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import marshal
+import pickle
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +32,23 @@ class FunctionReader(Reader):
     function: Callable[[str], Any] = field(kw_only=True)
 
     suffixes: ClassVar[tuple[str, ...]] = ()
+
+    def identity(self) -> bytes:
+        """How the function is pickled (its name, or an object's state), and its code.
+
+        One that cannot be pickled (a lambda) is like no other, not even like itself in another run.
+        """
+        try:
+            state = pickle.dumps(self)
+        except Exception:  # noqa: BLE001  # pickle raises many kinds
+            return uuid.uuid4().bytes
+        function: Any = self.function
+        while isinstance(function, functools.partial):
+            function = function.func
+        called = function if hasattr(function, "__code__") else type(function).__call__
+        code = getattr(called, "__code__", None)  # none where it is written in C
+        defaults = repr((getattr(called, "__defaults__", None), getattr(called, "__kwdefaults__", None)))
+        return state + (marshal.dumps(code) if code else b"") + defaults.encode()
 
     @contextmanager
     def open(self, path: str) -> Iterator[Contents]:

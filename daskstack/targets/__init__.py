@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from daskstack.errors import UsageError
-from daskstack.targets.base import Grid, Index, Target, crc32c
+from daskstack.targets.base import Index, Target, Tiling, along_axes, crc32c
 from daskstack.targets.npy import NpyTarget
 from daskstack.targets.zarr import ZarrTarget
 from daskstack.text import printable
 
-__all__ = ["SUFFIXES", "Grid", "Index", "NpyTarget", "Target", "ZarrTarget", "crc32c", "format_of"]
+__all__ = ["SUFFIXES", "Index", "NpyTarget", "Target", "Tiling", "ZarrTarget", "along_axes", "crc32c", "format_of"]
 
 FORMATS: tuple[type[Target], ...] = (NpyTarget, ZarrTarget)
 SUFFIXES = tuple(target.suffix for target in FORMATS)

@@ -25,31 +25,52 @@ class Index:
 
     Attributes
     ----------
-    files : sequence of str
-        The file each item came from, below the root folder that ``record`` gives.
-    pages : array of int64, shape (items,), optional
-        The page (or entry along axis 0) of that file, where files are joined.
+    axes : tuple of str
+        Names of the axes that hold the items: ``("item",)``, or those of a grid.
+    grid : tuple of int
+        Items along each of them.
+    columns : mapping of str to sequence, each of (items,)
+        ``file`` (below the root folder that ``record`` gives), ``page`` of that file where files are
+        joined, its ``size`` in bytes and ``mtime`` in nanoseconds since 1970, as far as they are known;
+        and ``checksum``: crc32c of the item's bytes in C order and native byte order.
     labels : mapping of str to array, each of shape (items,)
         The labels.
-    sizes, mtimes : array of int64, shape (items,)
-        The file's bytes and its time, in nanoseconds since 1970.
-    checksums : array of uint32, shape (items,)
-        crc32c of the item's bytes in C order and native byte order.
     record : mapping
         How the output was made; becomes JSON.
     """
 
-    files: Sequence[str]
-    pages: NDArray[np.int64] | None
+    axes: tuple[str, ...]
+    grid: tuple[int, ...]
+    columns: Mapping[str, Sequence[Any] | NDArray[Any]]
     labels: Mapping[str, NDArray[Any]]
-    sizes: NDArray[np.int64]
-    mtimes: NDArray[np.int64]
-    checksums: NDArray[np.uint32]
     record: Mapping[str, Any]
+
+    def label(self, name: str) -> tuple[tuple[str, ...], NDArray[Any]]:
+        """The axes of a label and its array: the label of a grid's axis has that axis alone."""
+        return along_axes(name, self.labels[name], self.axes, self.grid)
+
+
+def along_axes(
+    name: str, values: NDArray[Any], axes: tuple[str, ...], grid: tuple[int, ...]
+) -> tuple[tuple[str, ...], NDArray[Any]]:
+    """A label's values, one an item, in the shape of the grid; the label of an axis along that axis alone.
+
+    Examples
+    --------
+    >>> along_axes("c", np.array([5, 6, 5, 6]), ("t", "c"), (2, 2))
+    (('c',), array([5, 6]))
+    >>> along_axes("kind", np.array([1, 2, 3, 4]), ("t", "c"), (2, 2))[1].tolist()
+    [[1, 2], [3, 4]]
+    """
+    shaped = values.reshape(grid)
+    if name not in axes:
+        return axes, shaped
+    axis = axes.index(name)
+    return (name,), shaped[tuple(slice(None) if k == axis else 0 for k in range(len(grid)))]
 
 
 @dataclass(frozen=True)
-class Grid:
+class Tiling:
     """How people want an array cut up on disk; None where they leave it to the target.
 
     Attributes
@@ -60,12 +81,15 @@ class Grid:
         Shape of what is read at once, and of one file; -1 is the whole axis.
     compression : str, optional
         As :func:`daskstack.targets.shard.parse_compression` reads it.
+    zarr_format : int, optional
+        Version of the format, where there are several.
     """
 
     rows: int
     chunks: tuple[int, ...] | None = None
     shards: tuple[int, ...] | None = None
     compression: str | None = None
+    zarr_format: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,26 +99,46 @@ class Target(ABC):
     Parameters
     ----------
     shape : tuple of int
-        Of the whole array, items along axis 0.
+        Of the whole array, items first.
     dtype : numpy.dtype
         In native byte order.
+    grid_axes : int
+        How many of its axes hold the items.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    grid_axes: int
 
     suffix: ClassVar[str]
 
     @classmethod
     @abstractmethod
-    def make(cls, shape: tuple[int, ...], dtype: np.dtype[Any], dims: tuple[str, ...], grid: Grid) -> Self:
-        """The target for an array, its grid decided or refused.
+    def make(
+        cls, shape: tuple[int, ...], dtype: np.dtype[Any], dims: tuple[str, ...], grid_axes: int, tiling: Tiling
+    ) -> Self:
+        """The target for an array, its tiling decided or refused.
 
         Raises
         ------
         UsageError
-            The format cannot hold the array, or not in the grid that is asked for.
+            The format cannot hold the array, or not in the tiling that is asked for.
         """
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Items along each of the axes that hold them."""
+        return self.shape[: self.grid_axes]
+
+    @property
+    def items(self) -> int:
+        """How many items there are."""
+        return math.prod(self.grid)
+
+    @property
+    def item_nbytes(self) -> int:
+        """Size of one item in bytes."""
+        return math.prod(self.shape[self.grid_axes :]) * self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -107,8 +151,8 @@ class Target(ABC):
         return ()
 
     @property
-    def step(self) -> int | None:
-        """How many items each block must hold (the last may hold fewer); None where blocks may begin anywhere."""
+    def tile(self) -> tuple[int, ...] | None:
+        """The part of the grid that each block must hold (at the far edge less); None where any run of items does."""
         return None
 
     @property
@@ -122,8 +166,8 @@ class Target(ABC):
         """Bytes of the finished output on disk before compression, its side files apart."""
 
     @abstractmethod
-    def file_count(self, labels: Sequence[str]) -> int:
-        """How many files the finished output has."""
+    def file_count(self, labels: Sequence[str], columns: int) -> int:
+        """How many files the finished output has, its index having so many columns, labels included."""
 
     @property
     @abstractmethod
@@ -150,7 +194,9 @@ class Target(ABC):
 
     @abstractmethod
     def write(self, folder: str, start: int, block: NDArray[Any]) -> None:
-        """Put a block of items at ``start``, durable on return; any number of times, by any process."""
+        """Put a block, shape (items, *item shape), at item ``start``, durable on return; any number of times, by any
+        process.
+        """
 
     @staticmethod
     @abstractmethod
@@ -159,8 +205,8 @@ class Target(ABC):
 
     @staticmethod
     @abstractmethod
-    def read_index(out: str) -> dict[str, list[str]]:
-        """The index of a finished output, column by column, as text."""
+    def read_index(out: str, names: Sequence[str]) -> dict[str, list[str]]:
+        """Columns of the index of a finished output, as text, in item order; those that it has."""
 
     @staticmethod
     @abstractmethod
@@ -170,7 +216,7 @@ class Target(ABC):
     @staticmethod
     @abstractmethod
     def read_labels(out: str, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """The labels of a finished output."""
+        """The labels of a finished output, in the shape of its grid."""
 
     @staticmethod
     @abstractmethod

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack import files
-from daskstack.blocks import as_bytes, items_per_block
+from daskstack.blocks import as_bytes, items_per_block, tile_of
 from daskstack.errors import UsageError
 from daskstack.targets.base import (
-    Grid,
     Index,
     Target,
+    Tiling,
     crc32c,
     file_entry,
     is_as_entered,
@@ -45,11 +46,13 @@ class NpyTarget(Target):
     suffix: ClassVar[str] = ".npy"
 
     @classmethod
-    def make(cls, shape: tuple[int, ...], dtype: np.dtype[Any], dims: tuple[str, ...], grid: Grid) -> Self:
-        for option in ("chunks", "shards", "compression"):
-            if getattr(grid, option) is not None:
+    def make(
+        cls, shape: tuple[int, ...], dtype: np.dtype[Any], dims: tuple[str, ...], grid_axes: int, tiling: Tiling
+    ) -> Self:
+        for option in ("chunks", "shards", "compression", "zarr_format"):
+            if getattr(tiling, option) is not None:
                 raise UsageError(f"{option} with a .npy output", f"leave {option} out, or let the output end in .zarr")
-        return cls(shape, dtype)
+        return cls(shape, dtype, grid_axes)
 
     @property
     def size(self) -> int:
@@ -59,7 +62,7 @@ class NpyTarget(Target):
     def options(self) -> dict[str, Any]:
         return {"format": "npy"}
 
-    def file_count(self, labels: Sequence[str]) -> int:
+    def file_count(self, labels: Sequence[str], columns: int) -> int:
         return 3 + len(labels)
 
     @cached_property
@@ -104,7 +107,7 @@ class NpyTarget(Target):
     def write(self, folder: str, start: int, block: NDArray[Any]) -> None:
         if not block.nbytes:
             return
-        offset = len(self.header) + start * (block.nbytes // len(block))
+        offset = len(self.header) + start * self.item_nbytes
         path = os.path.join(folder, DATA)
         with files.writing(path, block.nbytes):
             descriptor = os.open(path, os.O_WRONLY | os.O_DSYNC | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -135,10 +138,10 @@ class NpyTarget(Target):
             return None
 
     @staticmethod
-    def read_index(out: str) -> dict[str, list[str]]:
+    def read_index(out: str, names: Sequence[str]) -> dict[str, list[str]]:
         with open(index_path(out), newline="", encoding="utf-8", errors="surrogateescape") as f:
             head, *rows = csv.reader(f, strict=True)
-        return {name: [row[k] for row in rows] for k, name in enumerate(head)}
+        return {name: [row[k] for row in rows] for k, name in enumerate(head) if name in names}
 
     @staticmethod
     def record_path(out: str) -> str:
@@ -155,8 +158,10 @@ class NpyTarget(Target):
 
     @staticmethod
     def natural_chunks(record: Mapping[str, Any]) -> tuple[int, ...]:
-        items, *item = record["shape"]
-        return (items_per_block(items, record["nbytes"] // items), *(max(1, n) for n in item))
+        axes = len(record["axes"])
+        grid, item = record["shape"][:axes], record["shape"][axes:]
+        items = math.prod(grid)
+        return (*tile_of(grid, items_per_block(items, record["nbytes"] // items)), *(max(1, n) for n in item))
 
     @classmethod
     def is_own(cls, out: str) -> bool:
@@ -165,13 +170,14 @@ class NpyTarget(Target):
         if record is None or os.path.islink(out) or not os.path.isfile(out):
             return False
         try:
-            checksums = cls.read_index(out)["checksum"]
-            made = cls(tuple(record["shape"]), np.lib.format.descr_to_dtype(_as_descr(record["dtype"])))
+            checksums = cls.read_index(out, ["checksum"])["checksum"]
+            dtype = np.lib.format.descr_to_dtype(_as_descr(record["dtype"]))
+            made = cls(tuple(record["shape"]), dtype, len(record["axes"]))
             with open(out, "rb") as f:
                 return (
                     os.path.getsize(out) == made.size
                     and f.read(len(made.header)) == made.header
-                    and len(checksums) == made.shape[0]
+                    and len(checksums) == made.items
                     and all(_item_agrees(f.fileno(), made, k, checksums[k]) for k in sampled_items(len(checksums)))
                 )
         except (OSError, ValueError, LookupError, TypeError):
@@ -235,9 +241,9 @@ def _write_side_files(folder: str, out: str, index: Index) -> list[tuple[str, st
     leaves behind can be told from a user's file.
     """
     contents = {index_path(out): _index_csv(index)}
-    for name, values in index.labels.items():
+    for name in index.labels:
         stream = io.BytesIO()
-        np.save(stream, values, allow_pickle=False)
+        np.save(stream, index.label(name)[1], allow_pickle=False)
         contents[label_path(out, name)] = stream.getvalue()
     listed = {os.path.basename(path): file_entry(data) for path, data in contents.items()}
     described = {**index.record, "files": listed}
@@ -254,19 +260,21 @@ def _write_side_files(folder: str, out: str, index: Index) -> list[tuple[str, st
 
 
 def _index_csv(index: Index) -> bytes:
-    columns: dict[str, Any] = {"item": range(len(index.files)), "file": index.files}
-    if index.pages is not None:
-        columns["page"] = index.pages.tolist()
-    columns.update({name: values.tolist() for name, values in index.labels.items()})
-    columns["size"] = index.sizes.tolist()
-    columns["mtime"] = index.mtimes.tolist()
-    columns["checksum"] = [f"{c:08x}" for c in index.checksums.tolist()]
+    columns: dict[str, list[Any]] = {"item": list(range(math.prod(index.grid)))}
+    columns |= {name: _as_list(index.columns[name]) for name in ("file", "page") if name in index.columns}
+    columns |= {name: values.tolist() for name, values in index.labels.items()}
+    columns |= {name: _as_list(index.columns[name]) for name in ("size", "mtime") if name in index.columns}
+    columns["checksum"] = [f"{c:08x}" for c in _as_list(index.columns["checksum"])]
     stream = io.StringIO(newline="")
-    returns = any("\r" in name for name in index.files)  # csv leaves them unquoted before Python 3.13
+    returns = any("\r" in name for name in columns.get("file", []))  # csv leaves them unquoted before Python 3.13
     writer = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL)
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
     return stream.getvalue().encode("utf-8", "surrogateescape")  # names that are no UTF-8 keep their bytes
+
+
+def _as_list(values: Sequence[Any] | NDArray[Any]) -> list[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
 def _is_listed(path: str, record: Mapping[str, Any]) -> bool:
@@ -282,7 +290,6 @@ def _as_descr(descr: Any) -> Any:
 
 
 def _item_agrees(descriptor: int, target: NpyTarget, item: int, checksum: str) -> bool:
-    size = target.nbytes // target.shape[0]
-    data = np.empty(size, np.uint8)
-    files.read_at(descriptor, data.data, len(target.header) + item * size)
+    data = np.empty(target.item_nbytes, np.uint8)
+    files.read_at(descriptor, data.data, len(target.header) + item * target.item_nbytes)
     return f"{crc32c(data):08x}" == checksum

@@ -55,25 +55,40 @@ class Compression:
     def _parts(self) -> tuple[str, str, int, str]:
         return self.kind, self.inner, self.level, self.shuffle
 
-    def codec(self, itemsize: int) -> dict[str, Any] | None:
-        """The codec's entry in the metadata; None where nothing is compressed."""
-        if self.kind == "none":
-            return None
-        if self.kind == "gzip":
-            return {"name": "gzip", "configuration": {"level": self.level}}
-        if self.kind == "zstd":
-            return {"name": "zstd", "configuration": {"level": self.level, "checksum": False}}
-        configuration = {
-            "typesize": itemsize,
-            "cname": self.inner,
-            "clevel": self.level,
-            "shuffle": "noshuffle" if self.shuffle == "none" else self.shuffle,
-            "blocksize": 0,
-        }
-        return {"name": "blosc", "configuration": configuration}
+    def version_3(self, itemsize: int) -> list[Any]:
+        """The codecs of a Zarr 3 array: compression, where there is any, and the checksum."""
+        from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
-    def encode(self, chunk: NDArray[Any]) -> bytes:
-        """A contiguous chunk's bytes, compressed in this thread."""
+        codecs: list[Any] = []
+        if self.kind == "gzip":
+            codecs = [GzipCodec(level=self.level)]
+        elif self.kind == "zstd":
+            codecs = [ZstdCodec(level=self.level, checksum=False)]
+        elif self.kind == "blosc":
+            shuffle: Any = "noshuffle" if self.shuffle == "none" else self.shuffle
+            inner: Any = self.inner
+            codecs = [BloscCodec(typesize=itemsize, cname=inner, clevel=self.level, shuffle=shuffle, blocksize=0)]
+        return [*codecs, Crc32cCodec()]
+
+    def version_2(self) -> dict[str, Any]:
+        """Filters and compressor of a Zarr 2 array; gzip and zstd carry a checksum of their own."""
+        from numcodecs.blosc import Blosc
+        from numcodecs.checksum32 import CRC32C
+        from numcodecs.gzip import GZip
+        from numcodecs.zstd import Zstd
+
+        gzip: Any = GZip  # of which the types know nothing
+        checksum = CRC32C(location="end")
+        if self.kind == "gzip":
+            return {"filters": None, "compressors": gzip(self.level)}
+        if self.kind == "zstd":
+            return {"filters": None, "compressors": Zstd(self.level)}
+        if self.kind == "blosc":
+            return {"filters": checksum, "compressors": Blosc(self.inner, self.level, SHUFFLES[self.shuffle])}
+        return {"filters": None, "compressors": checksum}
+
+    def encode(self, chunk: NDArray[Any], typesize: int) -> bytes:
+        """A contiguous chunk's bytes, compressed in this thread; ``typesize`` is that of its elements."""
         import imagecodecs
 
         data: Any = as_bytes(chunk)  # the codecs take any buffer, whatever their annotations say
@@ -88,14 +103,14 @@ class Compression:
                 data,
                 level=self.level,
                 compressor=self.inner,
-                typesize=chunk.itemsize,
+                typesize=typesize,
                 shuffle=SHUFFLES[self.shuffle],
                 numthreads=1,
             )
         )
 
 
-def parse_compression(text: str | None) -> Compression:
+def parse_compression(text: str | None, default: str = "blosc") -> Compression:
     """Compression from a text: ``none``, ``zstd[:LEVEL]``, ``gzip[:LEVEL]``, ``blosc[:COMPRESSOR[:LEVEL[:SHUFFLE]]]``.
 
     Raises
@@ -109,7 +124,7 @@ def parse_compression(text: str | None) -> Compression:
     ['zstd:3', 'blosc:zstd:1:bitshuffle', 'blosc:lz4:1:bitshuffle']
     """
     if text is None:
-        return Compression()
+        return Compression(default)
     kind, *more = text.split(":")
     fields = dict(zip(("inner", "level", "shuffle") if kind == "blosc" else ("level",), more, strict=False))
     made = Compression(
@@ -159,12 +174,28 @@ def encode_shard(
     pieces: list[bytes] = []
     offset = 0
     for region in chunk_regions(part.shape, chunks):
-        encoded = compression.encode(_whole_chunk(part[region], chunks))
+        encoded = compression.encode(_whole_chunk(part[region], chunks), part.itemsize)
         index[tuple(s.start // c for s, c in zip(region, chunks, strict=True))] = offset, len(encoded) + 4
         pieces += (encoded, crc32c(encoded).to_bytes(4, "little"))
         offset += len(encoded) + 4
     table = index.tobytes()
     return [*pieces, table, crc32c(table).to_bytes(4, "little")]
+
+
+def encode_chunk(part: NDArray[Any], chunks: tuple[int, ...], compression: Compression) -> bytes:
+    """The bytes of a Zarr 2 chunk, which is a file by itself; see :meth:`Compression.version_2`."""
+    whole = _whole_chunk(part, chunks)
+    data: Any = as_bytes(whole)
+    if compression.kind == "gzip":
+        return compression.encode(whole, whole.itemsize)
+    if compression.kind == "zstd":
+        from numcodecs.zstd import Zstd
+
+        return bytes(Zstd(compression.level, checksum=True).encode(data))
+    summed = np.frombuffer(whole.tobytes() + crc32c(data).to_bytes(4, "little"), np.uint8)
+    if compression.kind == "none":
+        return summed.tobytes()
+    return compression.encode(summed, whole.itemsize)
 
 
 def _whole_chunk(part: NDArray[Any], chunks: tuple[int, ...]) -> NDArray[Any]:

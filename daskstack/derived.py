@@ -1,0 +1,183 @@
+"""Any Dask array as something to store: cut into slabs along its items, each written as it is computed."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskstack import blocks
+from daskstack.discover import Listing
+from daskstack.errors import BadFileError, UsageError
+from daskstack.readers import dims
+from daskstack.stack import FileStack
+from daskstack.targets import Target
+from daskstack.tasks import BlockResult, store_part
+from daskstack.text import count, nbytes, shape_text
+
+if TYPE_CHECKING:
+    import dask.array
+
+NO_FILES = Listing([], [], np.empty(0, np.int64), np.empty(0, np.int64), ())
+
+
+@dataclass(frozen=True, eq=False)
+class DerivedArray:
+    """A Dask array, its names and labels taken from a stack where one is given.
+
+    Attributes
+    ----------
+    source : dask.array.Array
+        The array, items first.
+    like : FileStack, optional
+        The stack whose items these are, one for one.
+    """
+
+    source: dask.array.Array
+    like: FileStack | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(int(n) for n in self.source.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its dtype, in native byte order."""
+        dtype: np.dtype[Any] = self.source.dtype.newbyteorder("=")
+        return dtype
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the axes that hold the items."""
+        return self.like.axes if self.like is not None else ("item",)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of all axes: those of ``like`` where there are as many."""
+        if self.like is not None and len(self.like.dims) == len(self.shape):
+            return self.like.dims
+        return (*self.axes, *dims(self.shape[len(self.axes) :]))
+
+    @property
+    def item_labels(self) -> dict[str, NDArray[Any]]:
+        """The labels of ``like``."""
+        return self.like.item_labels if self.like is not None else {}
+
+    @property
+    def listing(self) -> Listing:
+        """The files of ``like``."""
+        return self.like.listing if self.like is not None else NO_FILES
+
+    @property
+    def columns(self) -> dict[str, Sequence[Any] | NDArray[Any]]:
+        """The files of the items of ``like``."""
+        return self.like.columns if self.like is not None else {}
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """That the array was derived, and from what."""
+        origin = self.like.origin if self.like is not None else {"sources": [], "root": "", "options": {}}
+        return {**origin, "derived": True}
+
+    @cached_property
+    def content_id(self) -> str:
+        """Nothing tells that two Dask arrays are one: their names do not change when a function's code does."""
+        return uuid.uuid4().hex
+
+    @property
+    def unit(self) -> str:
+        """What an item is."""
+        return "item"
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Items along each of the axes that hold them."""
+        return self.shape[: len(self.axes)]
+
+    def cut(self, most_items: int | None) -> NDArray[np.int64]:
+        """Where the blocks of the array begin along its items, or of the usual size where those are too large."""
+        total = math.prod(self.grid)
+        item_nbytes = math.prod(self.shape[len(self.axes) :]) * self.dtype.itemsize
+        usual = blocks.items_per_block(total, item_nbytes)
+        most = max(1, min(most_items or total, max(usual, blocks.BLOCK_NBYTES // max(1, item_nbytes))))
+        if len(self.grid) == 1 and max(self.source.chunks[0]) <= most:
+            return np.cumsum([0, *self.source.chunks[0]], dtype=np.int64)
+        return blocks.run_bounds(self.grid, blocks.tile_of(self.grid, min(usual, most)))
+
+    def scratch(self, bounds: NDArray[np.int64]) -> int:
+        """What computing a block takes is the array's own business."""
+        del bounds
+        return 0
+
+    def condemned(self) -> list[BadFileError]:
+        """None: nothing is known before it is computed."""
+        return []
+
+    def report(self) -> list[tuple[str, str]]:
+        """What it is, as rows of a word and a text."""
+        sizes = [f"{dim} {count(n)}" for dim, n in zip(self.dims, self.shape, strict=True)]
+        rows = [
+            ("array", f"({', '.join(sizes)}) {self.dtype}, {nbytes(math.prod(self.shape) * self.dtype.itemsize)}"),
+            ("from", "a Dask array; what computing it takes comes on top of the memory below"),
+        ]
+        if self.item_labels:
+            rows.append(("labels", ", ".join(self.item_labels)))
+        return rows
+
+    def tasks(self, bounds: NDArray[np.int64], target: Target, folder: str) -> tuple[dict[Any, Any], list[Any]]:
+        """The array's graph, optimised, with a task behind each slab that stores it."""
+        import dask.array as da
+
+        axes = len(self.axes)
+        slabs = self.source.rechunk((*blocks.chunks_along(self.grid, bounds), *((n,) for n in self.shape[axes:])))
+        starts = [np.cumsum([0, *c[:-1]]) for c in slabs.chunks[:axes]]
+
+        def store(part: Any, block_id: tuple[int, ...]) -> BlockResult:
+            at = [int(s[k]) for s, k in zip(starts, block_id, strict=False)]
+            start = int(np.ravel_multi_index(at, target.grid))
+            return store_part(part, target, folder, bounds, start)
+
+        results = da.map_blocks(
+            store, slabs, dtype=object, meta=np.empty((0,) * slabs.ndim, object), chunks=(1,) * slabs.ndim
+        )
+        keys = [(results.name, *at, *((0,) * (slabs.ndim - axes))) for at in np.ndindex(*slabs.numblocks[:axes])]
+        return dict(results.__dask_optimize__(results.__dask_graph__(), keys)), keys
+
+
+def checked(array: Any, like: FileStack | None) -> DerivedArray:
+    """The array, if it can be stored.
+
+    Raises
+    ------
+    UsageError
+        It is no Dask array of plain NumPy blocks, its chunk sizes are unknown, or it is not as long as ``like``.
+    """
+    import dask.array as da
+
+    if not isinstance(array, da.Array):
+        raise UsageError(f"{type(array).__name__} is no Dask array", "make it one: dask.array.asarray(...)")
+    if not array.ndim:
+        raise UsageError("an array without axes has no items", "give it an axis: array[None]")
+    if any(math.isnan(n) for chunks in array.chunks for n in chunks):
+        raise UsageError("the array has chunks of unknown size", "compute_chunk_sizes() finds them")
+    if array.dtype.hasobject:
+        raise UsageError("the array holds Python objects", "convert it to plain values: astype(...)")
+    meta = array._meta  # noqa: SLF001  # Dask's word for the kind of its blocks
+    if type(meta) is not np.ndarray:
+        kind = f"{type(meta).__module__}.{type(meta).__qualname__}"
+        raise UsageError(f"the array's blocks are of {kind}", "convert them to NumPy: map_blocks(...)")
+    if not array.shape[0]:
+        raise UsageError("the array holds no items", "give one with at least one")
+    if like is not None and array.shape[: len(like.axes)] != like.grid:
+        raise UsageError(
+            f"the array has shape {shape_text(array.shape)}, like has {shape_text(like.grid)} items",
+            "give as like= the stack of just these items, as in like=stack[::2]",
+        )
+    return DerivedArray(array, like)

@@ -1,0 +1,138 @@
+"""The one task of a build: a block read or computed, checked, written durably; and what gives such tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskstack.blocks import as_bytes
+from daskstack.discover import Listing
+from daskstack.errors import BadFileError, DaskstackError
+from daskstack.reads import BlockRead
+from daskstack.targets import Target, crc32c
+from daskstack.text import shape_text
+
+
+class Storable(Protocol):
+    """What can be stored block by block: the files of a stack, or any Dask array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array, items first."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its dtype, in native byte order."""
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of its axes."""
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of those that hold the items."""
+
+    @property
+    def item_labels(self) -> dict[str, NDArray[Any]]:
+        """Labels, one value an item."""
+
+    @property
+    def listing(self) -> Listing:
+        """The files that the items come from, as far as they are known."""
+
+    @property
+    def columns(self) -> dict[str, Sequence[Any] | NDArray[Any]]:
+        """What the index says of each item's file, as far as known: ``file``, ``page``, ``size``, ``mtime``."""
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where the items come from, for the record."""
+
+    @property
+    def content_id(self) -> str:
+        """A hash of what decides the values."""
+
+    @property
+    def unit(self) -> str:
+        """What an item is, for messages: a file, or an item of several in a file."""
+
+    def cut(self, most_items: int | None) -> NDArray[np.int64]:
+        """Bounds of blocks of the usual size, and of ``most_items`` at most."""
+
+    def scratch(self, bounds: NDArray[np.int64]) -> int:
+        """Bytes that reading a block takes beside it."""
+
+    def condemned(self) -> list[BadFileError]:
+        """Bad files that can be told before anything is read."""
+
+    def report(self) -> list[tuple[str, str]]:
+        """What it is, as rows of a word and a text."""
+
+    def tasks(self, bounds: NDArray[np.int64], target: Target, folder: str) -> tuple[dict[Any, Any], list[Any]]:
+        """A Dask graph and, block by block, the key of the task that stores it."""
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """What a task gives back: checksums of its items, its bad files, or why it failed."""
+
+    block: int
+    checksums: tuple[int, ...] = ()
+    bad: tuple[BadFileError, ...] = ()
+    error: Exception | None = None
+
+
+def store_block(k: int, read: BlockRead, target: Target, folder: str, start: int) -> BlockResult:
+    """Read a block, check it, write it durably, tell what it was.
+
+    Local schedulers stop at the first exception, so that every failure is a value.
+    """
+    try:
+        array, bad = read.read()
+        if bad:
+            return BlockResult(k, bad=tuple(bad))
+        return _stored(k, array, target, folder, start)
+    except Exception as exc:  # noqa: BLE001  # raised again where the results are gathered
+        return BlockResult(k, error=exc)
+
+
+def store_part(part: Any, target: Target, folder: str, bounds: NDArray[np.int64], start: int) -> BlockResult:
+    """The same for a block that Dask has computed; it must be what its array promised.
+
+    Dask believes what it is told of a block's type, dtype and shape, and stores what comes.
+    """
+    k = int(np.searchsorted(bounds, start, side="right")) - 1
+    try:
+        return _stored(k, _as_due(part, target, int(bounds[k + 1]) - start), target, folder, start)
+    except Exception as exc:  # noqa: BLE001  # raised again where the results are gathered
+        return BlockResult(k, error=exc)
+
+
+def _as_due(part: Any, target: Target, items: int) -> NDArray[Any]:
+    """A computed block in C order and native byte order, its items along axis 0; refused if it is not what is due."""
+    item = target.shape[target.grid_axes :]
+    if type(part) is not np.ndarray:
+        raise DaskstackError(f"a block of the array is a {type(part).__name__}, due an ndarray", "mend the array")
+    if part.dtype.newbyteorder("=") != target.dtype:
+        raise DaskstackError(f"a block of the array is {part.dtype}, due {target.dtype}", "mend its dtype, or astype")
+    if part.shape[target.grid_axes :] != item or math.prod(part.shape[: target.grid_axes]) != items:
+        raise DaskstackError(
+            f"a block of the array has shape {shape_text(part.shape)}, due {shape_text((items, *item))}",
+            "mend the shape that it states",
+        )
+    return np.ascontiguousarray(part, dtype=target.dtype).reshape(items, *item)
+
+
+def _stored(k: int, block: NDArray[Any], target: Target, folder: str, start: int) -> BlockResult:
+    target.write(folder, start, block)
+    return BlockResult(k, checksums_of(block))
+
+
+def checksums_of(block: NDArray[Any]) -> tuple[int, ...]:
+    """The checksum of each item of a block."""
+    return tuple(crc32c(item) for item in as_bytes(block).reshape(len(block), -1))
