@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from daskstack import discover, files, targets
+import numpy as np
+from numpy.typing import NDArray
+
+from daskstack import discover, files, staging, targets
 from daskstack.cluster import check_scheduler, connected
 from daskstack.derived import checked
 from daskstack.discover import Listing, Source
-from daskstack.errors import BadFileError, UsageError
+from daskstack.errors import BadFileError, BadFilesError, UsageError
 from daskstack.names import Labels
 from daskstack.opening import open_files
 from daskstack.output import Output, open_output
 from daskstack.plan import StorePlan, at_least_one, make_plan
 from daskstack.readers import SUFFIXES, Join
+from daskstack.reads import ADVICE_FILES
 from daskstack.report import StoreReport
-from daskstack.run import run
+from daskstack.run import How, run
 from daskstack.stack import FileStack
 from daskstack.tasks import Storable
-from daskstack.text import printable
+from daskstack.text import count, plural, printable
 
 if TYPE_CHECKING:
     import dask.array
     from distributed import Client
+
+OnError: TypeAlias = Literal["raise", "fill"]
 
 SAMPLE_ITEMS = 200
 SAMPLE_SECONDS = 2.0
@@ -130,7 +139,16 @@ class Stack(FileStack):
             zarr_format=zarr_format,
         )
 
-    def to_npy(self, out: Source, *, progress: bool | None = None, **options: Any) -> StoreReport:
+    def to_npy(
+        self,
+        out: Source,
+        *,
+        progress: bool | None = None,
+        on_error: OnError = "raise",
+        restart: bool = False,
+        part: str | tuple[int, int] | None = None,
+        **options: Any,
+    ) -> StoreReport:
         """Store the stack as one .npy, its index, labels and record beside it.
 
         Parameters
@@ -139,6 +157,14 @@ class Stack(FileStack):
             Ends in ``.npy``.
         progress : bool, optional
             Whether to show progress on stderr; by default it is shown.
+        on_error : {"raise", "fill"}, optional
+            What becomes of bad files: an error, once everything else is done and kept; or items that
+            hold the fill value (NaN or NaT where the dtype has it, else zero), each of them on record.
+        restart : bool, optional
+            Throw away what an earlier run, of whatever files and options, has kept for this output.
+        part : str or (int, int), optional
+            "I/N", with I from 0 on: do every N-th block from the I-th on; processes that each do a part
+            build one output together, and whoever completes it publishes it.
         **options
             As for :meth:`plan`.
 
@@ -150,7 +176,7 @@ class Stack(FileStack):
         Raises
         ------
         BadFilesError
-            Some files are bad: all are named, nothing is published.
+            Some files are bad: all are named, everything else is kept, nothing is published.
         OutputExistsError
             ``out`` is taken by something that may not be replaced.
         NoSpaceError, OutputError
@@ -164,17 +190,33 @@ class Stack(FileStack):
         """
         if not os.fspath(out).endswith(".npy"):
             raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .npy", "let it end in .npy")
-        return self._store(out, options, progress=progress)
+        return self.carry_out(
+            self.plan(out, **options),
+            progress=progress,
+            on_error=on_error,
+            restart=restart,
+            part=part,
+            scheduler=options.get("scheduler"),
+        )
 
-    def to_zarr(self, out: Source, *, progress: bool | None = None, **options: Any) -> StoreReport:
+    def to_zarr(
+        self,
+        out: Source,
+        *,
+        progress: bool | None = None,
+        on_error: OnError = "raise",
+        restart: bool = False,
+        part: str | tuple[int, int] | None = None,
+        **options: Any,
+    ) -> StoreReport:
         """Store the stack as a Zarr group: ``data`` and, along its items, labels, file and checksum.
 
         Parameters
         ----------
         out : path
             Ends in ``.zarr``.
-        progress : bool, optional
-            Whether to show progress on stderr; by default it is shown.
+        progress, on_error, restart, part
+            As for :meth:`to_npy`.
         **options
             As for :meth:`plan`.
 
@@ -197,20 +239,46 @@ class Stack(FileStack):
         """
         if not os.fspath(out).endswith(".zarr"):
             raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .zarr", "let it end in .zarr")
-        return self._store(out, options, progress=progress)
-
-    def _store(self, out: Source, options: dict[str, Any], *, progress: bool | None) -> StoreReport:
-        return self.carry_out(self.plan(out, **options), progress=progress, scheduler=options.get("scheduler"))
+        return self.carry_out(
+            self.plan(out, **options),
+            progress=progress,
+            on_error=on_error,
+            restart=restart,
+            part=part,
+            scheduler=options.get("scheduler"),
+        )
 
     def carry_out(
         self,
         made: StorePlan,
         *,
         progress: bool | None = None,
+        on_error: OnError = "raise",
+        restart: bool = False,
+        part: str | tuple[int, int] | None = None,
         scheduler: str | Client | None = None,
     ) -> StoreReport:
         """Carry out a plan of this stack's, on the scheduler that it was made for; a Client is handed over again."""
-        return _carried_out(made, self, progress=progress, scheduler=scheduler)
+        chosen = make_how(progress=progress, on_error=on_error, part=part, restart=restart)
+        return _carried_out(made, self, chosen, scheduler)
+
+    def check(self) -> None:
+        """Read every file's header, on several threads.
+
+        Raises
+        ------
+        BadFilesError
+            It names every file whose header is not what is due.
+
+        Examples
+        --------
+        >>> open_stack("frames").check()
+        """
+        bad = self.misfits()
+        if bad:
+            verb = "is" if len(bad) == 1 else "are"
+            found = f"{count(len(bad))} of {plural(len(self.files), 'file')} {verb} bad; nothing was written"
+            raise BadFilesError(found, ADVICE_FILES, bad)
 
     def measured(self, made: StorePlan) -> tuple[StorePlan, list[BadFileError]]:
         """The plan with the speed at which a sample of the items was read, and the bad files met.
@@ -285,17 +353,9 @@ def open_stack(
     >>> open_stack("frames/*.npy", labels={"t": r"t(\d+)", "late": "t10"}).labels
     {'t': array([ 1,  2, 10]), 'late': array([False, False,  True])}
     """
-    if not isinstance(sources, Listing):
-        suffixes = None if reader is not None else SUFFIXES
-        if isinstance(sources, str | os.PathLike):
-            sources = discover.find([sources], suffixes=suffixes)
-        elif isinstance(sources, (bytes, int)) or not hasattr(sources, "__iter__"):
-            raise UsageError(f"sources is {type(sources).__name__}", "give a path, or a list of paths")
-        else:
-            sources = discover.find([], in_order=list(sources), suffixes=suffixes)
     at_least_one("files_per_block", files_per_block)
     return open_files(
-        sources,
+        _listing(sources, reader),
         cls=Stack,
         labels=labels,
         sort_by=sort_by,
@@ -304,6 +364,18 @@ def open_stack(
         reader=reader,
         files_per_block=files_per_block,
     )
+
+
+def _listing(sources: Source | Sequence[Source] | Listing, reader: Callable[[str], Any] | None) -> Listing:
+    """The files that the sources stand for; of every kind where the user has a reader."""
+    if isinstance(sources, Listing):
+        return sources
+    suffixes = None if reader is not None else SUFFIXES
+    if isinstance(sources, str | os.PathLike):
+        return discover.find([sources], suffixes=suffixes)
+    if isinstance(sources, (bytes, int)) or not hasattr(sources, "__iter__"):
+        raise UsageError(f"sources is {type(sources).__name__}", "give a path, or a list of paths")
+    return discover.find([], in_order=list(sources), suffixes=suffixes)
 
 
 def build(
@@ -318,9 +390,14 @@ def build(
     files_per_block: int | None = None,
     limit: int | None = None,
     progress: bool | None = None,
+    on_error: OnError = "raise",
+    restart: bool = False,
+    part: str | tuple[int, int] | None = None,
     **options: Any,
 ) -> StoreReport:
     """Make one array of many files: :func:`open_stack`, then :meth:`Stack.to_npy` or :meth:`Stack.to_zarr`.
+
+    What an earlier run of the same call has kept is kept: only what is missing is read.
 
     Parameters
     ----------
@@ -332,6 +409,10 @@ def build(
         Take the first so many items only, for a trial.
     progress : bool, optional
         Whether to show progress on stderr; by default it is shown.
+    on_error, restart
+        As for :meth:`Stack.to_npy`.
+    part : str or (int, int), optional
+        As for :meth:`Stack.to_npy`; here one part lists the files, and the others adopt its list.
     **options
         As for :meth:`Stack.plan`: threads, scheduler, workers, memory_limit, overwrite, chunks, shards,
         compression, zarr_format.
@@ -341,17 +422,90 @@ def build(
     StoreReport
         Print it.
 
+    Raises
+    ------
+    DaskstackError
+        As for :func:`open_stack` and :meth:`Stack.to_npy`.
+
     Examples
     --------
     >>> report = build("frames", "inputs.npy", labels={"late": "t10"}, progress=False)
     >>> np.load("inputs.late.npy")
     array([False, False,  True])
     """
-    opened = open_stack(
-        sources, labels=labels, sort_by=sort_by, axes=axes, join=join, reader=reader, files_per_block=files_per_block
+    chosen = {
+        "labels": labels,
+        "sort_by": sort_by,
+        "axes": axes,
+        "join": join,
+        "reader": reader,
+        "files_per_block": files_per_block,
+    }
+    return build_listed(
+        lambda: _listing(sources, reader),
+        lambda listing: limited(open_stack(listing, **chosen), limit),  # type: ignore[arg-type]
+        out,
+        asked=(sources, *chosen.values(), limit),
+        how=make_how(progress=progress, on_error=on_error, part=part, restart=restart),
+        **options,
     )
-    opened = limited(opened, limit)
-    return opened._store(out, options, progress=progress)  # noqa: SLF001  # its twins are methods
+
+
+def build_listed(
+    find: Callable[[], Listing],
+    opened: Callable[[Listing], Stack],
+    out: Source,
+    *,
+    asked: Sequence[Any],
+    how: How,
+    **options: Any,
+) -> StoreReport:
+    """Build of what ``find`` lists; as a part of a build, of what another part has listed for what was asked."""
+    scheduler = options.get("scheduler")
+    if how.part is None:
+        stack = opened(find())
+        return _carried_out(stack.plan(out, **options), stack, how, scheduler)
+    path = files.absolute(os.fspath(out))
+    request = hashlib.sha256(repr((os.getcwd(), asked, path)).encode()).hexdigest()
+    with ExitStack() as turn:
+        turn.enter_context(staging.turn(path))
+        stack = opened(staging.adopted(path, request) or find())
+        made = stack.plan(out, **options)
+        own = np.concatenate([stack.file_of[a:b] for a, b in _part_of(made.bounds, how.part)] or [stack.file_of[:0]])
+        stack = replace(stack, listing=stack.listing.looked_at_again(np.unique(own)))
+        return _carried_out(made, stack, replace(how, request=request, turn=turn), scheduler)
+
+
+def _part_of(bounds: NDArray[np.int64], part: tuple[int, int]) -> list[tuple[int, int]]:
+    """First item and end of each of the blocks that a part does."""
+    edges = bounds.tolist()
+    return list(pairwise(edges))[part[0] :: part[1]]
+
+
+def _part(part: str | tuple[int, int] | None) -> tuple[int, int] | None:
+    """Which part, of how many."""
+    if part is None:
+        return None
+    first, _, count_text = part.partition("/") if isinstance(part, str) else (str(part[0]), "", str(part[1]))
+    if not (first.isdecimal() and count_text.isdecimal() and int(first) < int(count_text)):
+        text = part if isinstance(part, str) else f"{first}/{count_text}"
+        raise UsageError(f"part={text!r}", "write it as I/N, counted from 0: of 16 parts 0/16 to 15/16")
+    return int(first), int(count_text)
+
+
+def make_how(
+    *,
+    progress: bool | None = None,
+    on_error: str = "raise",
+    restart: bool = False,
+    part: str | tuple[int, int] | None = None,
+) -> How:
+    """How a plan is carried out, from what the user says."""
+    if on_error not in ("raise", "fill"):
+        raise UsageError(f"on_error={on_error!r}", "choose raise or fill")
+    if part is not None and restart:
+        raise UsageError("restart with part", "each part would throw away what the others have done")
+    return How(progress=progress, fill=on_error == "fill", part=_part(part), restart=restart)
 
 
 def store(
@@ -359,13 +513,16 @@ def store(
     out: Source,
     *,
     like: Stack | None = None,
+    resume_key: str | None = None,
     progress: bool | None = None,
+    restart: bool = False,
     **options: Any,
 ) -> StoreReport:
     """Store any Dask array, items along axis 0, each slab written as it is computed.
 
     Other chunkings are rechunked to slabs.  Nothing tells that two Dask arrays hold the same values, so
-    that an output of this name is refused unless ``overwrite`` is given.
+    that a stopped run begins anew, and an output of this name is refused unless ``overwrite`` is given;
+    but for a ``resume_key``.
 
     Parameters
     ----------
@@ -375,6 +532,11 @@ def store(
         Where it goes; its suffix (.npy or .zarr) chooses the format.
     like : Stack, optional
         The stack that the array was made from, item for item; gives it labels and the names of files.
+    resume_key : str, optional
+        Stands for the array's values: what an earlier call with the same key and shape has stored is
+        kept.  Give another whenever the values are others.
+    restart : bool, optional
+        Throw away what an earlier run has kept.
     progress : bool, optional
         Whether to show progress on stderr; by default it is shown.
     **options
@@ -405,9 +567,9 @@ def store(
     >>> np.load("half.npy").dtype, np.load("half.late.npy")
     (dtype('float64'), array([False, False,  True]))
     """
-    work = checked(array, like)
-    made = _planned(work, out, **options)
-    return _carried_out(made, work, progress=progress, scheduler=options.get("scheduler"))
+    work = checked(array, like, resume_key)
+    chosen = make_how(progress=progress, restart=restart)
+    return _carried_out(_planned(work, out, **options), work, chosen, options.get("scheduler"))
 
 
 def _planned(
@@ -441,11 +603,9 @@ def _planned(
     )
 
 
-def _carried_out(
-    made: StorePlan, work: Storable, *, progress: bool | None, scheduler: str | Client | None
-) -> StoreReport:
+def _carried_out(made: StorePlan, work: Storable, how: How, scheduler: str | Client | None) -> StoreReport:
     with connected(made.scheduler, scheduler, made.threads) as client:
-        return run(made, work, progress=progress, client=client)
+        return run(made, work, replace(how, client=client))
 
 
 def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...] | None:

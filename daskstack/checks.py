@@ -17,8 +17,8 @@ from daskstack.tasks import Storable
 from daskstack.text import listed, nbytes, plural, printable, shown
 
 
-def check_output(plan: StorePlan, work: Storable) -> StoreReport | None:
-    """Look, without writing, whether the plan can be carried out.
+def check_output(plan: StorePlan, work: Storable, *, fill: bool = False) -> StoreReport | None:
+    """Look, without writing, whether the plan can be carried out; ``fill`` is whether filled items are wanted.
 
     Returns
     -------
@@ -41,11 +41,22 @@ def check_output(plan: StorePlan, work: Storable) -> StoreReport | None:
     if plan.out in own:
         changed = _changed_since(plan, work)
         missing = [name for name in plan.final_names if name not in own]
-        if changed == [] and not missing:
-            report = (plan.out, plan.final_names[:-1], plan.target.shape, plan.target.dtype)
-            return StoreReport(*report, files=0, seconds=0.0, was_there=True)
+        filled = (plan.target.read_record(plan.out) or {}).get("filled", [])
+        if changed == [] and not missing and (fill or not filled):
+            return StoreReport(
+                plan.out,
+                plan.final_names[:-1],
+                plan.target.shape,
+                plan.target.dtype,
+                files=0,
+                seconds=0.0,
+                filled=tuple(f"{f['file']}  {f['problem']}" for f in filled),
+                was_there=True,
+                blocks=plan.blocks,
+                blocks_done=plan.blocks,
+            )
         if not plan.overwrite:
-            raise OutputExistsError(*_why_not_again(plan, changed, missing))
+            raise OutputExistsError(*_why_not_again(plan, changed, missing, len(filled)))
     _refuse_taken(plan, own)
     need = plan.need - staging.size_of(plan.out, plan.plan_id)  # a run that was killed took its room already
     if plan.free is not None and plan.free < need:
@@ -125,8 +136,10 @@ def _changed_since(plan: StorePlan, work: Storable) -> list[str] | None:
     return list(dict.fromkeys(os.path.join(work.origin["root"], work.columns["file"][k]) for k in changed))
 
 
-def _why_not_again(plan: StorePlan, changed: list[str] | None, missing: list[str]) -> tuple[str, str]:
-    if changed == []:
+def _why_not_again(plan: StorePlan, changed: list[str] | None, missing: list[str], filled: int) -> tuple[str, str]:
+    if changed == [] and not missing:
+        what = f"holds the fill value in {plural(filled, 'item')} of bad files"
+    elif changed == []:
         what = f"its {shown(missing[0])} is missing or was changed"
     elif changed is None:
         what = "was made from other files or with other options"

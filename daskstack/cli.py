@@ -19,6 +19,7 @@ import click
 
 import daskstack
 from daskstack.errors import SHOWN_BAD_FILES, BadFilesError, DaskstackError, StackWarning, UsageError
+from daskstack.files import STOPS
 from daskstack.text import plural
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 ERROR, USAGE, STOPPED = 1, 2, 75
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
+STACK_OPTIONS = ("files_from", "labels", "label", "sort_by", "axes", "join", "files_per_block", "limit")
 STORE_OPTIONS = (
     "threads",
     "scheduler",
@@ -44,7 +46,7 @@ Command = Callable[..., Any]
 
 
 class _Stopped(BaseException):
-    """SIGINT or SIGTERM; no Exception, so that nothing on the way takes it for a failure of its own."""
+    """A signal to stop; no Exception, so that nothing on the way takes it for a failure of its own."""
 
 
 def _sizes(_: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
@@ -140,6 +142,23 @@ def _store_options(command: Command) -> Command:
     return _decorated(command, options)
 
 
+def _run_options(command: Command) -> Command:
+    """The options that say how a build is carried out."""
+    options = [
+        click.option("--dry-run", is_flag=True, help="Show the plan; the same as daskstack plan."),
+        click.option(
+            "--on-error",
+            type=click.Choice(["raise", "fill"]),
+            default="raise",
+            show_default=True,
+            help="Bad files: an error once all else is done, or items that hold the fill value, on record.",
+        ),
+        click.option("--part", metavar="I/N", help="Do a part only: 0/16 to 15/16, as many processes as one likes."),
+        click.option("--restart", is_flag=True, help="Throw away what an earlier run has kept for this output."),
+    ]
+    return _decorated(command, options)
+
+
 def _common_options(command: Command) -> Command:
     """What every command takes."""
     options = [
@@ -168,35 +187,52 @@ def main() -> None:
 
 @main.command(short_help="What build would do; nothing is written.")
 @click.argument("paths", nargs=-1, required=True, metavar="SRC... OUT")
+@click.option("--check", is_flag=True, help="Read every file's header, and name all bad files.")
 @_stack_options
 @_store_options
 @_common_options
-def plan(paths: tuple[str, ...], **options: Any) -> None:
+def plan(paths: tuple[str, ...], *, check: bool, **options: Any) -> None:
     """Show what build would do with SRC and OUT; nothing is written."""
     with _reported(options):
-        _plan(*_sources_and_out(paths, options), options)
+        *sources, out = _sources_and_out(paths, options)
+        _plan(_listing(sources, options), out, options, check=check)
 
 
 @main.command(short_help="Make one array of many files.")
 @click.argument("paths", nargs=-1, required=True, metavar="SRC... OUT")
-@click.option("--dry-run", is_flag=True, help="Show the plan; the same as daskstack plan.")
 @_stack_options
 @_store_options
+@_run_options
 @_common_options
-def build(paths: tuple[str, ...], *, dry_run: bool, **options: Any) -> None:
+def build(paths: tuple[str, ...], **options: Any) -> None:
     """Make one array, OUT, of the files that SRC stands for.
 
     OUT has its name only once it is complete. Beside it lie its index
     (which row came from which file), its labels, and how it was made.
+    A run that was stopped goes on where it was when the same command is
+    given again.
     """
     with _reported(options):
-        listing, out = _sources_and_out(paths, options)
-        if dry_run:
-            _plan(listing, out, options)
+        *sources, out = _sources_and_out(paths, options)
+        if options["dry_run"]:
+            _plan(_listing(sources, options), out, options, check=False)
             return
-        stack = _opened(listing, options)
-        made = stack.plan(out, **_store_arguments(options))
-        _say(stack.carry_out(made, progress=False if options["quiet"] else None), options)
+        from daskstack.api import build_listed, make_how
+
+        report = build_listed(
+            lambda: _listing(sources, options),
+            lambda listing: _opened(listing, options),
+            out,
+            asked=(sources, sorted((k, v) for k, v in options.items() if k in STACK_OPTIONS)),
+            how=make_how(
+                progress=False if options["quiet"] else None,
+                on_error=options["on_error"],
+                part=options["part"],
+                restart=options["restart"],
+            ),
+            **_store_arguments(options),
+        )
+        _say(report, options)
 
 
 @main.command(short_help="What a source or an output is.")
@@ -226,7 +262,7 @@ def demo(count: int, **options: Any) -> None:
         run_demo(count, say=lambda text: _say(text, options), progress=False if options["quiet"] else None)
 
 
-def _plan(listing: Listing, out: str, options: dict[str, Any]) -> None:
+def _plan(listing: Listing, out: str, options: dict[str, Any], *, check: bool) -> None:
     from daskstack.checks import check_output
 
     stack = _opened(listing, options)
@@ -236,22 +272,25 @@ def _plan(listing: Listing, out: str, options: dict[str, Any]) -> None:
     click.echo(str(measured))
     if finished is not None:
         click.echo(str(finished))
+    if check:
+        stack.check()
+        click.echo("Nothing was written; every header is as due.")
+        return
     bad = {b.path: b for b in (*stack.condemned(), *met)}
     if bad:
         found = f"{plural(len(bad), 'bad file')} among those looked at; nothing was written"
         raise BadFilesError(found, "mend or leave out these files", list(bad.values()))
-    click.echo("Nothing was written.")
+    click.echo("Nothing was written. --check reads every header first.")
 
 
 def _store_arguments(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in STORE_OPTIONS}
 
 
-def _sources_and_out(paths: tuple[str, ...], options: dict[str, Any]) -> tuple[Listing, str]:
-    *sources, out = paths
-    if not sources and not options["files_from"]:
-        raise UsageError(f"{out!r} alone: sources and an output are due", "daskstack build SRC... OUT")
-    return _listing(sources, options), out
+def _sources_and_out(paths: tuple[str, ...], options: dict[str, Any]) -> tuple[str, ...]:
+    if len(paths) == 1 and not options["files_from"]:
+        raise UsageError(f"{paths[0]!r} alone: sources and an output are due", "daskstack build SRC... OUT")
+    return paths
 
 
 def _listing(sources: tuple[str, ...] | list[str], options: dict[str, Any]) -> Listing:
@@ -334,7 +373,8 @@ def _reported(options: dict[str, Any]) -> Iterator[None]:
         _fail(f"error: {exc}", USAGE if isinstance(exc, UsageError) else ERROR)
     except _Stopped as exc:
         command = shlex.join(["daskstack", *sys.argv[1:]])
-        _fail(f"stopped ({exc})\nnext  {command}", STOPPED)
+        kept = "".join(f": {note}" for note in getattr(exc, "__notes__", []))
+        _fail(f"stopped ({exc}){kept}\nnext  {command}", STOPPED)
     except BrokenPipeError:  # the reader of our output went away, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ERROR)
@@ -348,14 +388,14 @@ def _reported(options: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _stopping() -> Iterator[None]:
-    """Have SIGINT and SIGTERM end the run in an orderly way; a second one ends it at once."""
+    """Have signals end the run in an orderly way; a second one ends it at once."""
 
     def stop(number: int, _: object) -> None:
-        for name in (signal.SIGINT, signal.SIGTERM):
+        for name in STOPS:
             signal.signal(name, signal.SIG_DFL)
         raise _Stopped(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in STOPS}
     try:
         yield
     finally:

@@ -17,8 +17,7 @@ from daskstack.discover import Listing
 from daskstack.errors import BadFileError, UsageError
 from daskstack.readers import dims
 from daskstack.stack import FileStack
-from daskstack.targets import Target
-from daskstack.tasks import BlockResult, store_part
+from daskstack.tasks import BlockResult, Place, store_part
 from daskstack.text import count, nbytes, shape_text
 
 if TYPE_CHECKING:
@@ -37,10 +36,13 @@ class DerivedArray:
         The array, items first.
     like : FileStack, optional
         The stack whose items these are, one for one.
+    resume_key : str, optional
+        Stands for what the array holds: what was stored under it is taken as it is.
     """
 
     source: dask.array.Array
     like: FileStack | None
+    resume_key: str | None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,8 +90,10 @@ class DerivedArray:
 
     @cached_property
     def content_id(self) -> str:
-        """Nothing tells that two Dask arrays are one: their names do not change when a function's code does."""
-        return uuid.uuid4().hex
+        """Nothing tells that two Dask arrays are one, whose names do not change when a function's code does: a key that
+        the user gives, or none ever again.
+        """
+        return f"derived {uuid.uuid4().hex if self.resume_key is None else self.resume_key}"
 
     @property
     def unit(self) -> str:
@@ -131,8 +135,8 @@ class DerivedArray:
             rows.append(("labels", ", ".join(self.item_labels)))
         return rows
 
-    def tasks(self, bounds: NDArray[np.int64], target: Target, folder: str) -> tuple[dict[Any, Any], list[Any]]:
-        """The array's graph, optimised, with a task behind each slab that stores it."""
+    def tasks(self, bounds: NDArray[np.int64], todo: Sequence[int], place: Place) -> tuple[dict[Any, Any], list[Any]]:
+        """The array's graph, as far as it is needed, with a task behind each slab to do that stores it."""
         import dask.array as da
 
         axes = len(self.axes)
@@ -141,17 +145,17 @@ class DerivedArray:
 
         def store(part: Any, block_id: tuple[int, ...]) -> BlockResult:
             at = [int(s[k]) for s, k in zip(starts, block_id, strict=False)]
-            start = int(np.ravel_multi_index(at, target.grid))
-            return store_part(part, target, folder, bounds, start)
+            return store_part(part, place, bounds, int(np.ravel_multi_index(at, place.target.grid)))
 
         results = da.map_blocks(
             store, slabs, dtype=object, meta=np.empty((0,) * slabs.ndim, object), chunks=(1,) * slabs.ndim
         )
-        keys = [(results.name, *at, *((0,) * (slabs.ndim - axes))) for at in np.ndindex(*slabs.numblocks[:axes])]
+        places = list(np.ndindex(*slabs.numblocks[:axes]))
+        keys = [(results.name, *places[k], *((0,) * (slabs.ndim - axes))) for k in todo]
         return dict(results.__dask_optimize__(results.__dask_graph__(), keys)), keys
 
 
-def checked(array: Any, like: FileStack | None) -> DerivedArray:
+def checked(array: Any, like: FileStack | None, resume_key: str | None) -> DerivedArray:
     """The array, if it can be stored.
 
     Raises
@@ -180,4 +184,4 @@ def checked(array: Any, like: FileStack | None) -> DerivedArray:
             f"the array has shape {shape_text(array.shape)}, like has {shape_text(like.grid)} items",
             "give as like= the stack of just these items, as in like=stack[::2]",
         )
-    return DerivedArray(array, like)
+    return DerivedArray(array, like, resume_key)

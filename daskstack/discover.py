@@ -59,6 +59,8 @@ class Listing:
         Names that the scan left out.
     natural : bool
         Whether the order is the natural one (else the given one).
+    rows : array of int64, shape (files,), optional
+        How many items each file holds, where that is known already.
     """
 
     paths: list[str]
@@ -68,6 +70,7 @@ class Listing:
     sources: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     natural: bool = True
+    rows: NDArray[np.int64] | None = None
 
     def take(self, order: NDArray[np.int64]) -> Listing:
         """Some of the files, in another order."""
@@ -77,7 +80,15 @@ class Listing:
             below=[self.below[k] for k in order],
             sizes=self.sizes[order],
             mtimes=self.mtimes[order],
+            rows=None if self.rows is None else self.rows[order],
         )
+
+    def looked_at_again(self, which: NDArray[np.int64]) -> Listing:
+        """The same files, size and mtime of some of them as they are now; -1 where one is gone."""
+        sizes, mtimes = self.sizes.copy(), self.mtimes.copy()
+        for k in which.tolist():
+            sizes[k], mtimes[k] = stamp(self.paths[k])
+        return replace(self, sizes=sizes, mtimes=mtimes)
 
 
 @dataclass
@@ -388,6 +399,15 @@ def _stat(path: str) -> tuple[int, int] | str:
         return f"{printable(path)}: {exc.strerror}"
     if not stat.S_ISREG(found.st_mode):
         return f"not a regular file: {printable(path)}"
+    return found.st_size, clipped_mtime(found)
+
+
+def stamp(path: str) -> tuple[int, int]:
+    """Size and mtime of a file; -1 where it is gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return -1, -1
     return found.st_size, clipped_mtime(found)
 
 

@@ -110,6 +110,8 @@ class BadFilesError(DaskstackError, ValueError):
         What to do.
     files : sequence of BadFileError
         Every bad file, in the order of the stack.
+    listed_in : str, optional
+        A file that lists them all.
 
     Examples
     --------
@@ -120,18 +122,21 @@ class BadFilesError(DaskstackError, ValueError):
     next  mend it
     """
 
-    def __init__(self, message: str, advice: str, files: Sequence[BadFileError]) -> None:
+    def __init__(self, message: str, advice: str, files: Sequence[BadFileError], listed_in: str = "") -> None:
         super().__init__(message, advice)
         self.files = tuple(files)
+        self.listed_in = listed_in
 
     def __str__(self) -> str:
         lines = [self.message, *(f"  {f.message}" for f in self.files[:SHOWN_BAD_FILES])]
         if len(self.files) > SHOWN_BAD_FILES:
             lines.append(f"  and {count(len(self.files) - SHOWN_BAD_FILES)} more")
+        if self.listed_in:
+            lines.append(f"list  {shown(self.listed_in)}")
         return "\n".join([*lines, f"next  {self.advice}"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.advice, self.files)
+        return type(self), (self.message, self.advice, self.files, self.listed_in)
 
 
 class OutputExistsError(DaskstackError, FileExistsError):

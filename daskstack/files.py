@@ -26,6 +26,7 @@ NO_SPACE = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the limit on file sizes (ulimit -f, or the file system's own) is reached",
 }
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)  # the last two as batch systems send them
 AT_ONCE = 1 << 30  # bytes; macOS refuses 2 GiB in one call
 NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 _AT_FDCWD = -100
@@ -107,12 +108,12 @@ def read_regular(path: str, most: int) -> bytes:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put SIGINT and SIGTERM off until the block is left, so that it is done wholly or not at all."""
+    """Put signals that stop a run off until the block is left, so that it is done wholly or not at all."""
     if threading.current_thread() is not threading.main_thread():  # others are not interrupted
         yield
         return
     came: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in STOPS}
     try:
         yield
     finally:

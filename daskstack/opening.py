@@ -62,7 +62,8 @@ def open_files(
     header, header_from = _first_header(reads, listing.paths)
     _check_names(names or (), header.dims)
     if join == "concat":
-        file_rows = _all_rows(reads, listing.paths, header)
+        file_rows = _all_rows(reads, listing.paths, header) if listing.rows is None else listing.rows
+        listing = replace(listing, rows=file_rows)
     else:
         file_rows = np.ones(len(listing.paths), dtype=np.int64)
     file_of = np.repeat(np.arange(len(listing.paths)), file_rows)

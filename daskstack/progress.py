@@ -23,11 +23,14 @@ class Progress:
         "files" or "items".
     wanted : bool or None
         False is silent.
+    before : int, optional
+        How many of them were done before.
     """
 
-    def __init__(self, total: int, unit: str, *, wanted: bool | None) -> None:
-        self.total, self.unit = total, unit
-        self.done = self.nbytes = self.bad = 0
+    def __init__(self, total: int, unit: str, *, wanted: bool | None, before: int = 0) -> None:
+        self.total, self.unit, self.before = total, unit, before
+        self.done = before
+        self.nbytes = self.bad = 0
         self.begin = self.told = time.monotonic()
         self.bar: Any = None
         self.wanted = wanted is not False and sys.stderr is not None and not getattr(sys.stderr, "closed", False)
@@ -37,6 +40,7 @@ class Progress:
             make: Any = tqdm
             self.bar = make(
                 total=total,
+                initial=before,
                 desc=self.text(),
                 ncols=None if _in_notebook() else min(WIDTH, _terminal_width()),
                 nrows=20,  # a terminal that does not know its size says 0, and tqdm would show nothing
@@ -70,7 +74,8 @@ class Progress:
     def text(self) -> str:
         """What is done, how fast, how many are bad, how long it will take."""
         elapsed = max(1e-9, time.monotonic() - self.begin)
-        left = duration(elapsed * (self.total - self.done) / self.done) if self.done else "?"
+        now = self.done - self.before
+        left = duration(elapsed * (self.total - self.done) / now) if now else "?"
         rate = self.nbytes / elapsed
         speed = f"{rate / 1e9:.2f} GB/s" if rate >= 1e7 else f"{rate / 1e6:.2f} MB/s"
         return f"{count(self.done)}/{count(self.total)} {self.unit}  {speed}  bad {self.bad}  left {left}"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskstack.discover import clipped_mtime
+from daskstack.discover import stamp
 from daskstack.errors import BadFileError, BadFilesError
 from daskstack.readers import Header, Layout, Reader
 from daskstack.text import plural
@@ -66,10 +66,46 @@ class BlockRead:
         paths = self.paths
         bad = self.reader.read_into(paths, out, self.due, pieces, self.layout)
         known = {b.path for b in bad}
-        for path, stamp in zip(paths, unpacked_stamps(self.stamps), strict=True):
-            if path not in known and _stamp(path) != stamp:
+        for path, due in zip(paths, unpacked_stamps(self.stamps), strict=True):
+            if path not in known and stamp(path) != due:
                 bad.append(BadFileError(path, "changed since it was listed"))
         return out, bad
+
+    def _lengths(self) -> list[int]:
+        """How many items of the block come from each of its files."""
+        if self.pieces is None:
+            return [1] * self.items
+        return (self.pieces[:, 2] - self.pieces[:, 1]).tolist()  # type: ignore[no-any-return]
+
+    def item_stamps(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Size and mtime of each item's file when it was listed."""
+        sizes, mtimes = np.repeat(np.array(unpacked_stamps(self.stamps)), self._lengths(), axis=0).T.tolist()
+        return tuple(sizes), tuple(mtimes)
+
+    def fill(self, out: NDArray[Any], bad: Sequence[BadFileError]) -> dict[int, str]:
+        """Put the fill value in place of all items of bad files; which they are, and what was wrong."""
+        problems = {b.path: b.problem for b in bad}
+        filled: dict[int, str] = {}
+        first = 0
+        for path, length in zip(self.paths if problems else (), self._lengths(), strict=False):
+            if path in problems:
+                out[first : first + length] = fill_value(out.dtype)
+                filled |= dict.fromkeys(range(first, first + length), problems[path])
+            first += length
+        return filled
+
+
+def fill_value(dtype: np.dtype[Any]) -> Any:
+    """What items of bad files hold where they are filled: NaN or NaT where the dtype has it, else zero.
+
+    Examples
+    --------
+    >>> fill_value(np.dtype("f4")), fill_value(np.dtype("u2"))
+    (np.float32(nan), np.uint16(0))
+    """
+    if dtype.kind in "fc":
+        return dtype.type(np.nan)
+    return dtype.type("NaT", np.datetime_data(dtype)) if dtype.kind in "mM" else np.zeros((), dtype)[()]
 
 
 def packed_stamps(sizes: NDArray[np.int64], mtimes: NDArray[np.int64]) -> bytes:
@@ -82,14 +118,6 @@ def unpacked_stamps(stamps: bytes) -> list[tuple[int, int]]:
     differences = np.frombuffer(zlib.decompress(stamps), "<i8").reshape(2, -1)
     sizes, mtimes = np.cumsum(differences, axis=1).tolist()
     return list(zip(sizes, mtimes, strict=True))
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return -1, -1
-    return found.st_size, clipped_mtime(found)
 
 
 def load_block(block: BlockRead, grid: tuple[int, ...]) -> NDArray[Any]:

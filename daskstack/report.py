@@ -12,6 +12,8 @@ import numpy as np
 from daskstack.targets import format_of
 from daskstack.text import count, duration, nbytes, plural, shape_text, shown
 
+SHOWN = 20
+
 
 @dataclass(frozen=True, repr=False)
 class StoreReport:
@@ -31,6 +33,10 @@ class StoreReport:
         From plan to publication.
     left_out : int
         Names that the scan for files left out.
+    filled : tuple of str
+        Items that hold the fill value: the file of each and what was wrong with it.
+    blocks, blocks_done : int
+        How many there are, and how many are on disk; the output is there only when all are.
     was_there : bool
         Whether the output was there already, made by the same plan from the same files.
     """
@@ -42,6 +48,9 @@ class StoreReport:
     files: int
     seconds: float
     left_out: int = 0
+    filled: tuple[str, ...] = ()
+    blocks: int = 0
+    blocks_done: int = 0
     was_there: bool = False
 
     @property
@@ -50,6 +59,12 @@ class StoreReport:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
+        if self.blocks_done < self.blocks:
+            done = f"{count(self.blocks_done)} of {plural(self.blocks, 'block')} are on disk"
+            return (
+                f"part  done; {done}, {shown(self.out)} is not complete yet\n"
+                "next  the other parts, or the same command without --part"
+            )
         what = f"{shown(self.out)} {shape_text(self.shape)} {self.dtype}, {nbytes(self.nbytes)}"
         head = f"done  {what} in {duration(self.seconds)}"
         if self.was_there:
@@ -58,6 +73,10 @@ class StoreReport:
             head += f", {count(round(self.files / max(1e-9, self.seconds)))} files/s"
             if self.left_out:
                 head += f"\n      from {plural(self.files, 'file')}; {count(self.left_out)} left out"
+        if self.filled:
+            more = [f"and {count(len(self.filled) - SHOWN)} more"] if len(self.filled) > SHOWN else []
+            head += f"\nfilled {plural(len(self.filled), 'item')} of bad files:"
+            head += "".join(f"\n      {text}" for text in (*self.filled[:SHOWN], *more))
         meaning = {".csv": "row to file", ".json": "how it was made", ".npy": "label"}
         beside = [f"{shown(p)} ({meaning[os.path.splitext(p)[1]]})" for p in self.side_files]
         beside.sort(key=lambda text: not text.endswith("(row to file)"))

@@ -1,102 +1,261 @@
-"""A plan carried out on a Dask scheduler: one task a block, failures returned as values."""
+"""A plan carried out on a Dask scheduler: what an earlier run kept is kept, the rest done, and all of it published."""
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import logging
+import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 import daskstack
-from daskstack import staging
+from daskstack import files, receipts, staging
 from daskstack.checks import check_output, replaceable
 from daskstack.errors import (
     SHOWN_BAD_FILES,
+    BadFileError,
     BadFilesError,
     DaskstackError,
+    NoSpaceError,
+    OutputError,
     OutputExistsError,
 )
 from daskstack.files import uninterrupted
 from daskstack.plan import StorePlan
 from daskstack.progress import Progress
-from daskstack.reads import BlockRead
+from daskstack.publication import publish, recover
+from daskstack.reads import BlockRead, fill_value
+from daskstack.receipts import Receipt
 from daskstack.report import StoreReport
+from daskstack.staging import Staging
 from daskstack.targets import Index
-from daskstack.tasks import BlockResult, Storable
-from daskstack.text import count, listed, plural, shown
+from daskstack.tasks import BlockResult, Place, Storable
+from daskstack.text import count, listed, nbytes, plural, shown
 
 log = logging.getLogger("daskstack")
 
 
-def run(plan: StorePlan, work: Storable, *, progress: bool | None = None, client: Any = None) -> StoreReport:
-    """Carry out a plan, on a distributed.Client where one is given.
+@dataclass(frozen=True)
+class How:
+    """How a plan is carried out; nothing here decides the bytes of good files.
+
+    Attributes
+    ----------
+    progress : bool, optional
+        Whether progress is shown; by default it is.
+    client : distributed.Client, optional
+        Runs the tasks.
+    fill : bool
+        Whether items of bad files hold the fill value; else bad files are an error.
+    part : (int, int), optional
+        Do only each ``n``-th block, from the ``i``-th on.
+    restart : bool
+        Throw away what an earlier run kept.
+    request : str
+        A hash of what was asked for, by which parts know each other.
+    turn : ExitStack, optional
+        Closed once the staging folder is there.
+    """
+
+    progress: bool | None = None
+    client: Any = None
+    fill: bool = False
+    part: tuple[int, int] | None = None
+    restart: bool = False
+    request: str = ""
+    turn: ExitStack | None = None
+
+
+def run(plan: StorePlan, work: Storable, how: How) -> StoreReport:
+    """Carry out a plan.
 
     Raises
     ------
     BadFilesError
-        Some files are bad; every other block was tried, nothing is published.
+        Some files are bad; every other block is done and kept, nothing is published.
     NoSpaceError, OutputError, OutputExistsError
-        The output cannot be written.
+        The output cannot be written, or what an earlier run kept is no part of this plan.
     """
     begin = time.monotonic()
-    staging.recover(plan.out, plan.target)
-    finished = check_output(plan, work)
+    recover(plan.out, plan.target)
+    finished = check_output(plan, work, fill=how.fill)
     if finished is not None:
+        staging.clear_published(plan.out, plan.plan_id)
         return finished
     log.info("%s", plan)
     for bad in work.condemned()[:SHOWN_BAD_FILES]:
         log.warning("bad   %s", bad)
-    held: staging.Staging | None = None
+    held: Staging | None = None
     published = False
     try:
         with uninterrupted():
-            held = staging.prepare(plan.out, plan.plan_id, _record(plan, work), plan.target)
-        results = _run_blocks(plan, work, held.folder, progress=progress, client=client)
-        _raise_failures(plan, work, results)
-        moves = plan.target.finish(held.folder, plan.out, _index(plan, work, results))
-        with uninterrupted():
-            staging.publish(held, moves, own_names=lambda: replaceable(plan))
-            published = True
-    except OutputExistsError:
-        with suppress(DaskstackError):  # another run of this very build may have been faster
-            finished = check_output(plan, work)
+            held = _prepared(plan, work, how)
+        if how.turn is not None:
+            how.turn.close()
+        report = _store(plan, work, how, held, begin)
+        published = report.blocks == report.blocks_done
+    except BaseException as exc:  # noqa: BLE001  # it is raised again, with what is kept
+        finished = _published_meanwhile(plan, work, how, held, exc)
         if finished is None:
-            raise
-        return finished
+            kept = staging.remove(held, published=False) if held is not None else 0
+            held = None
+            raise _with_what_is_kept(exc, plan, kept) from exc.__cause__
+        report, published = finished, True
     finally:
         if held is not None:
             staging.remove(held, published=published)
-    report = (plan.out, plan.final_names[:-1], plan.target.shape, plan.target.dtype)
-    left_out = len(work.listing.left_out)
-    read = 0 if "derived" in work.origin else plan.files
-    return StoreReport(*report, files=read, seconds=time.monotonic() - begin, left_out=left_out)
+    return report
 
 
-def _run_blocks(
-    plan: StorePlan, work: Storable, folder: str, *, progress: bool | None, client: Any
-) -> list[BlockResult]:
-    """Every block's result, in order; the first failure that is no file's fault ends the run."""
-    graph, keys = work.tasks(plan.bounds, plan.target, folder)
+def _prepared(plan: StorePlan, work: Storable, how: How) -> Staging:
+    manifest = {"plan_id": plan.plan_id, "request": how.request, **_record(plan, work)}
+    shared, listing = how.part is not None, work.listing
+    return staging.prepare(plan.out, manifest, listing, plan.target, shared=shared, restart=how.restart)
+
+
+def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: float) -> StoreReport:
+    """Do what is missing; publish if nothing is."""
+    done = _kept_blocks(plan, work, how, held.folder)
+    mine = range(plan.blocks) if how.part is None else range(how.part[0], plan.blocks, how.part[1])
+    todo = [k for k in mine if k not in done]
+    if done and how.progress is not False:
+        log.warning("resuming: %s of %s are on disk", count(len(done)), plural(plan.blocks, "block"))
+    results = _run_blocks(plan, work, how, held.folder, todo) if todo else []
+    _raise_failures(plan, work, held.folder, results)
+    done |= {r.block: r.receipt for r in results if r.receipt is not None}
+    if how.part is not None:  # what others have done meanwhile counts as well
+        done = _whole(receipts.read(held.folder, plan.plan_id)) | done
+    filled = _filled(plan, work, done)
+    report = StoreReport(
+        plan.out,
+        plan.final_names[:-1],
+        plan.target.shape,
+        plan.target.dtype,
+        files=0 if "derived" in work.origin else plan.files,
+        seconds=time.monotonic() - begin,
+        left_out=len(work.listing.left_out),
+        filled=tuple(f"{f['file']}  {f['problem']}" for f in filled),
+        blocks=plan.blocks,
+        blocks_done=len(done),
+    )
+    if len(done) < plan.blocks:
+        return report
+    with staging.publishing(held.folder) as still_there:
+        if not still_there:
+            raise OutputError(f"{shown(held.folder)} is gone", "see whether another run has published it")
+        with suppress(DaskstackError):  # a run that was killed may have published it
+            if check_output(plan, work, fill=how.fill) is not None:
+                return report
+        moves = plan.target.finish(held.folder, plan.out, _index(plan, work, done, filled))
+        with uninterrupted():
+            publish(held, moves, own_names=lambda: replaceable(plan))
+    return report
+
+
+def _published_meanwhile(
+    plan: StorePlan, work: Storable, how: How, held: Staging | None, exc: BaseException
+) -> StoreReport | None:
+    """The report of another run of this very plan, where that was faster and so took our folder away."""
+    if not isinstance(exc, OutputError | OutputExistsError):
+        return None
+    with suppress(DaskstackError, OSError):
+        if held is not None:
+            with staging.publishing(held.folder):  # wait for one that is at it
+                pass
+        return check_output(plan, work, fill=how.fill)
+    return None
+
+
+def _with_what_is_kept(exc: BaseException, plan: StorePlan, kept: int) -> BaseException:
+    """The same failure, with what is kept of the run and what to do."""
+    root = shown(staging.staging_root(plan.out))
+    if isinstance(exc, NoSpaceError) and kept:
+        size = nbytes(kept * int(np.diff(plan.bounds).max()) * plan.target.item_nbytes)
+        advice = f"make room (or raise the quota), same command; to give up: rm -r {root}"
+        return NoSpaceError(f"{exc.message}; {plural(kept, 'block')} kept (up to {size})", advice)
+    if not isinstance(exc, DaskstackError):
+        exc.add_note(
+            f"{count(kept)} of {plural(plan.blocks, 'block')} are safe in {root}" if kept else "nothing was kept"
+        )
+    return exc
+
+
+def _kept_blocks(plan: StorePlan, work: Storable, how: How, folder: str) -> dict[int, Receipt]:
+    """The blocks with a receipt that counts: of files that have not changed, nothing filled that should not be.
+
+    Raises
+    ------
+    OutputError
+        A file under a receipt has changed.
+    """
+    found = receipts.read(folder, plan.plan_id)
+    columns = work.columns
     edges = plan.bounds.tolist()
-    with Progress(plan.target.items, f"{plan.unit}s", wanted=progress) as shown_progress:
+    done: dict[int, Receipt] = {}
+    changed: list[int] = []
+    for k, candidates in found.items():
+        if not 0 <= k < plan.blocks:
+            continue
+        region = slice(edges[k], edges[k + 1])
+        now = [tuple(np.asarray(columns[name][region]).tolist()) for name in ("size", "mtime") if name in columns]
+        whole = [r for r in candidates if len(r.checksums) == edges[k + 1] - edges[k]]
+        same = [r for r in whole if [r.sizes, r.mtimes] == now or not r.sizes]
+        valid = [r for r in same if how.fill or not r.filled]
+        if len(valid) == 1:
+            done[k] = valid[0]
+        elif whole and not same and not any(r.filled for r in whole):
+            changed += _changed_items(whole[0], now, edges[k])
+    if changed and not how.restart:
+        names = list(dict.fromkeys(columns["file"][k] for k in changed))
+        raise OutputError(
+            f"{plural(len(names), 'file')} changed since {'it was' if len(names) == 1 else 'they were'} stored: "
+            f"{listed(names)}; the blocks in {shown(staging.staging_root(plan.out))} were kept",
+            "put the old files back, or --restart to begin anew",
+        )
+    return {k: r for k, r in done.items() if k not in plan.target.lost(folder, plan.bounds, list(done))}
+
+
+def _changed_items(receipt: Receipt, now: Sequence[Sequence[int]], start: int) -> list[int]:
+    sizes, mtimes = now
+    then = zip(receipt.sizes, receipt.mtimes, strict=True)
+    return [start + k for k, (a, b) in enumerate(zip(then, zip(sizes, mtimes, strict=True), strict=True)) if a != b]
+
+
+def _whole(found: Mapping[int, list[Receipt]]) -> dict[int, Receipt]:
+    """The blocks whose receipts all say the same."""
+    return {k: candidates[0] for k, candidates in found.items() if len(candidates) == 1}
+
+
+def _run_blocks(plan: StorePlan, work: Storable, how: How, folder: str, todo: list[int]) -> list[BlockResult]:
+    """The results of the blocks to do, in order; the first failure that is no file's fault ends the run."""
+    place = Place(plan.target, folder, plan.plan_id, how.fill)
+    graph, keys = work.tasks(plan.bounds, todo, place)
+    sizes = np.diff(plan.bounds).tolist()
+    before = plan.target.items - sum(sizes[k] for k in todo) if how.part is None else 0
+    total = before + sum(sizes[k] for k in todo)
+    with Progress(total, f"{plan.unit}s", wanted=how.progress, before=before) as shown_progress:
 
         def told(_: Any, result: Any, *__: Any) -> None:
             if not isinstance(result, BlockResult):
                 return
             if result.error is not None:
                 raise _explained(result.error)
-            items = edges[result.block + 1] - edges[result.block]
-            shown_progress.update(items, items * plan.target.item_nbytes, len(result.bad))
+            items = sizes[result.block]
+            bad = len(result.bad) if result.receipt is None else len(result.receipt.filled)
+            shown_progress.update(items, items * plan.target.item_nbytes, bad)
 
-        if client is not None:
-            return _gather(client, graph, keys, told)
+        if how.client is not None:
+            return _gather(how.client, graph, keys, told)
         return list(_get(plan, graph, keys, told))
 
 
@@ -154,7 +313,7 @@ def _gather(client: Any, graph: Mapping[Any, Any], keys: list[Any], told: Callab
             except Exception as exc:
                 raise DaskstackError(
                     f"the cluster gave up on a block: {type(exc).__name__}{_files_of(graph[future.key])}",
-                    "look at the workers' logs; the same command begins anew",
+                    "look at the workers' logs; the same command goes on",
                 ) from exc
             told(future.key, results[future.key])
     finally:
@@ -168,19 +327,39 @@ def _files_of(task: Any) -> str:
     return "".join(f"; its files: {listed([shown(path) for path in read.paths])}" for read in reads)
 
 
-def _raise_failures(plan: StorePlan, work: Storable, results: list[BlockResult]) -> None:
+def _raise_failures(plan: StorePlan, work: Storable, folder: str, results: list[BlockResult]) -> None:
     bad = [b for r in results for b in r.bad]
     if not bad:
         return
     place = {path: k for k, path in reversed(list(enumerate(work.listing.paths)))}
     once = {b.path: b for b in bad}
-    files = sorted(once.values(), key=lambda b: place[b.path])
-    verb = "is" if len(files) == 1 else "are"
-    raise BadFilesError(
-        f"{count(len(files))} of {plural(plan.files, 'file')} {verb} bad; {shown(plan.out)} not made",
-        "mend or leave out these files, then the same command",
-        files,
+    ordered = sorted(once.values(), key=lambda b: place[b.path])
+    kept = len(receipts.read(folder, plan.plan_id))
+    message = (
+        f"{count(len(ordered))} of {plural(plan.files, 'file')} {'is' if len(ordered) == 1 else 'are'} bad; "
+        f"{shown(plan.out)} not made"
     )
+    advice = "mend or leave out these files, then the same command"
+    if kept:
+        message += f", {count(kept)} of {plural(plan.blocks, 'block')} kept"
+        redo = plural(len({r.block for r in results if r.bad}), "block")
+        advice = f"mend them, same command (reads only {redo} again); or --on-error fill"
+    listed_in = _write_list(folder, ordered) if kept or len(ordered) > SHOWN_BAD_FILES else ""
+    raise BadFilesError(message, advice, ordered, listed_in)
+
+
+def _write_list(folder: str, bad: Sequence[BadFileError]) -> str:
+    """All bad files as a CSV in the staging folder."""
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["file", "problem"])
+    writer.writerows([b.path, b.problem] for b in bad)
+    path = os.path.join(folder, staging.BAD_FILES)
+    with files.writing(path):
+        with suppress(FileNotFoundError):  # of an earlier run
+            os.unlink(path)
+        files.write_new(path, stream.getvalue().encode("utf-8", "surrogateescape"))
+    return path
 
 
 def _record(plan: StorePlan, work: Storable) -> dict[str, Any]:
@@ -199,17 +378,26 @@ def _record(plan: StorePlan, work: Storable) -> dict[str, Any]:
         "axes": list(work.axes),
         "labels": list(plan.labels),
         **work.origin,
-        "filled": [],
     }
 
 
-def _index(plan: StorePlan, work: Storable, results: list[BlockResult]) -> Index:
-    checksums = np.fromiter((c for r in results for c in r.checksums), dtype=np.uint32, count=plan.target.items)
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    return Index(
-        axes=work.axes,
-        grid=plan.target.grid,
-        columns={**work.columns, "checksum": checksums},
-        labels=work.item_labels,
-        record={"created": created, **_record(plan, work)},
-    )
+def _filled(plan: StorePlan, work: Storable, done: Mapping[int, Receipt]) -> list[dict[str, Any]]:
+    """The items that hold the fill value, in order, each with its file and what was wrong with it."""
+    names = work.columns.get("file", ())
+    items = {int(plan.bounds[k]) + n: problem for k, r in done.items() for n, problem in r.filled.items()}
+    return [{"item": item, "file": names[item], "problem": items[item]} for item in sorted(items)]
+
+
+def _index(plan: StorePlan, work: Storable, done: Mapping[int, Receipt], filled: list[dict[str, Any]]) -> Index:
+    ordered = [done[k] for k in range(plan.blocks)]
+    columns = dict(work.columns)
+    if "size" in columns and all(r.sizes for r in ordered):  # parts have looked at their own files only
+        columns["size"] = np.array([n for r in ordered for n in r.sizes], np.int64)
+        columns["mtime"] = np.array([n for r in ordered for n in r.mtimes], np.int64)
+    columns["checksum"] = np.array([c for r in ordered for c in r.checksums], np.uint32)
+    record = {"created": datetime.now(UTC).isoformat(timespec="seconds"), **_record(plan, work), "filled": filled}
+    if filled:
+        record["fill_value"] = str(fill_value(plan.target.dtype))
+        problems = {f["item"]: f["problem"] for f in filled}
+        columns["filled"] = np.array([problems.get(k, "") for k in range(plan.target.items)])
+    return Index(work.axes, plan.target.grid, columns, work.item_labels, record)

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -21,8 +20,8 @@ from daskstack.errors import BadFileError
 from daskstack.names import LabelArrays
 from daskstack.readers import FunctionReader, Header, Layout, Reader, check
 from daskstack.reads import BlockRead, in_threads, load_block, packed_stamps
-from daskstack.targets import Target, along_axes
-from daskstack.tasks import store_block
+from daskstack.targets import along_axes
+from daskstack.tasks import Place, store_block
 from daskstack.text import count, listed, nbytes, printable, shape_text, table
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class FileStack:
         """What an item is, for messages."""
         return "file" if self.items == len(self.files) else "item"
 
-    @property
+    @cached_property
     def columns(self) -> dict[str, Sequence[Any] | NDArray[Any]]:
         """What the index says of each item's file."""
         names, file_of = self.names, self.file_of
@@ -231,6 +230,10 @@ class FileStack:
         due = replace(self.header, rows=1)
         return BlockRead(self.reader, packed, pieces, due, stop - start, stamps, self.layout)
 
+    def misfits(self) -> list[BadFileError]:
+        """The files whose headers, all of them read, show them to be bad."""
+        return [e for e in in_threads(self._header_error, self.listing.paths, self.file_rows.tolist()) if e is not None]
+
     def condemned(self) -> list[BadFileError]:
         """The files that their size alone shows to be bad; where it makes one suspect, its header is read."""
         if self.reader.join == "concat":  # all headers were read when it was opened
@@ -301,15 +304,17 @@ class FileStack:
         array: dask.array.Array = da.Array(flat, name, (*chunks, *along_item), dtype=self.dtype)
         return array
 
-    def tasks(self, bounds: NDArray[np.int64], target: Target, folder: str) -> tuple[dict[Any, Any], list[Any]]:
-        """A graph of one task a block, and their keys."""
+    def tasks(self, bounds: NDArray[np.int64], todo: Sequence[int], place: Place) -> tuple[dict[Any, Any], list[Any]]:
+        """A graph of one task a block to do, and their keys."""
         from dask.task_spec import Task
 
+        keys = {k: f"store-{place.plan_id}-{k}" for k in todo}
         edges = bounds.tolist()
-        keys = [f"store-{os.path.basename(folder)}-{k}" for k in range(len(edges) - 1)]
-        reads = (self.block(start, stop) for start, stop in pairwise(edges))
-        rows = zip(keys, reads, edges, strict=False)
-        return {key: Task(key, store_block, k, read, target, folder, a) for k, (key, read, a) in enumerate(rows)}, keys
+        graph = {
+            key: Task(key, store_block, k, self.block(edges[k], edges[k + 1]), place, edges[k])
+            for k, key in keys.items()
+        }
+        return graph, list(keys.values())
 
     def report(self) -> list[tuple[str, str]]:
         """What the stack is, as rows of a word and a text."""

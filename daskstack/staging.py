@@ -1,15 +1,16 @@
-"""The staging folder: where an output grows until it is whole, and how it gets its final name.
+"""The staging folder: where an output grows until it is whole, and what is kept of a run that was stopped.
 
-``<OUT>.part/<plan id>/`` holds the manifest, the growing target and a lock that the run holds.  It is
-prepared under a random name and renamed into place, so that it is never there without its manifest;
-whoever loses that race meets the winner's lock.  Everything in it is written by tasks that put the same
-bytes in the same place however often they run.
+``<OUT>.part/<plan id>/`` holds the manifest, the receipts, the growing target and a lock.  It is prepared
+under a random name and renamed into place, so that it is never there without its manifest; whoever
+loses that race adopts the winner's.  Everything in it is written by tasks that put the same bytes in the
+same place however often they run.  The lock only tells people of a second run: nothing depends on it.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import logging
 import os
@@ -19,33 +20,42 @@ import socket
 import stat
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from daskstack import files
-from daskstack.errors import OutputError, OutputExistsError
-from daskstack.targets import Target
-from daskstack.text import shown
+import numpy as np
+
+from daskstack import files, receipts
+from daskstack.discover import Listing
+from daskstack.errors import OutputError
+from daskstack.targets import Target, crc32c
+from daskstack.targets.base import record_checksum
+from daskstack.text import listed, plural, shown
 
 MANIFEST = "manifest.json"
+LISTING = "listing.npz"
 LOCK = "lock"
+TURN = "turn"
+PUBLISHING = "publishing"
 REPLACED = "replaced"
-MOST_MANIFEST_BYTES = 1 << 20
+BAD_FILES = "bad.csv"
+MOST_MANIFEST_BYTES = 16 << 20
 TRIES = 10
 NEW_FOR = 60.0  # seconds
 NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}  # Lustre without -o flock, FUSE
+WHO_BYTES = 200  # all of it is written at once, over who was there before
 _PRIVATE = re.compile(r"\.[0-9a-f]{32}")
-_OWN = re.compile(rf"{_PRIVATE.pattern}|[0-9a-f]{{16}}")
+_PLAN = re.compile(r"[0-9a-f]{16}")
 
 log = logging.getLogger("daskstack")
 
 
 @dataclass(frozen=True)
 class Staging:
-    """A staging folder that this process holds.
+    """A staging folder that this process works in.
 
     Attributes
     ----------
@@ -67,28 +77,53 @@ def staging_root(out: str) -> str:
     return f"{out}.part"
 
 
-def prepare(out: str, plan_id: str, manifest: Mapping[str, Any], target: Target) -> Staging:
-    """Make the staging folder of a plan, or take over the one that a killed run left.
+def prepare(
+    out: str,
+    manifest: Mapping[str, Any],
+    listing: Listing,
+    target: Target,
+    *,
+    shared: bool = False,
+    restart: bool = False,
+) -> Staging:
+    """Make the staging folder of a plan, or go on in the one that is there.
+
+    Parameters
+    ----------
+    out : str
+        The output.
+    manifest : mapping
+        What is built, ``plan_id`` among it.
+    listing : Listing
+        The files that it is built of.
+    target : Target
+        Makes itself in a new folder.
+    shared : bool, optional
+        Whether others (parts of one build) may work in it at the same time.
+    restart : bool, optional
+        Throw away what runs that are over have kept, whatever plan it was of.
 
     Raises
     ------
     OutputError
-        A live run holds it (its host, pid and start are named), something else is in its place, or
-        it cannot be made.
+        A live run holds it (its host, pid and start are named), an earlier run kept blocks of another
+        plan, something else is in its place, or it cannot be made.
     NoSpaceError
         There is no room; nothing is left behind.
     """
     root = staging_root(out)
-    folder = os.path.join(root, plan_id)
+    folder = os.path.join(root, manifest["plan_id"])
     with files.writing(root, target.nbytes):
+        own = False
         for _ in range(TRIES):
-            own = _make_root(root)
+            own = _make_root(root) or own
             try:
                 with suppress(FileNotFoundError):  # a run that is done by now removed it
                     _sweep(root)
+                    _clear_others(root, manifest, listing, restart=restart)
                     with suppress(FileExistsError):  # another run was faster
-                        return _make(root, folder, plan_id, manifest, target, root_is_own=own)
-                    return _take_over(folder, plan_id, target)
+                        return _make(root, folder, manifest, listing, target, shared=shared, root_is_own=own)
+                    return _take_over(folder, manifest["plan_id"], target, shared=shared)
             except BaseException:
                 if own:
                     _remove_if_empty(root)
@@ -107,7 +142,7 @@ def _make_root(root: str) -> bool:
                     raise OutputError(
                         f"{shown(root)} is in the way: it is no folder", "move it away, or choose another OUT"
                     ) from None
-                if any(_OWN.fullmatch(name) for name in os.listdir(root)):
+                if any(_is_own_name(name) for name in os.listdir(root)):
                     return True
             else:
                 return True
@@ -115,18 +150,64 @@ def _make_root(root: str) -> bool:
     return False
 
 
+def _is_own_name(name: str) -> bool:
+    return name == TURN or any(kind.fullmatch(name) for kind in (_PRIVATE, _PLAN))
+
+
+@contextmanager
+def turn(out: str) -> Iterator[None]:
+    """Let parts of one build begin one after another, so that one of them lists the files and the others adopt that."""
+    root = staging_root(out)
+    with files.writing(root):
+        own = _make_root(root)
+        descriptor = _taken_turn(root)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+        if own:
+            _remove_if_empty(root)
+
+
+def _taken_turn(root: str) -> int:
+    """The lock of the turn, once it is this process's; whoever is last removes its file."""
+    path = os.path.join(root, TURN)
+    while True:
+        with suppress(FileNotFoundError):
+            _make_root(root)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            _flock(descriptor, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                _check_same(descriptor, path)
+                return descriptor
+            os.close(descriptor)
+
+
 def _make(
-    root: str, folder: str, plan_id: str, manifest: Mapping[str, Any], target: Target, *, root_is_own: bool
+    root: str,
+    folder: str,
+    manifest: Mapping[str, Any],
+    listing: Listing,
+    target: Target,
+    *,
+    shared: bool,
+    root_is_own: bool,
 ) -> Staging:
     if os.path.lexists(folder):
-        raise _taken(folder)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), folder)
     private = os.path.join(root, f".{uuid.uuid4().hex}")
     os.mkdir(private)
     lock = -1
     try:
-        lock = _locked(private, os.O_CREAT | os.O_EXCL)
+        files.write_new(os.path.join(private, LOCK), b"")
+        lock = locked(private, shared=shared)
         target.create(private)
-        files.write_new(os.path.join(private, MANIFEST), json.dumps({**manifest, "plan_id": plan_id}).encode())
+        os.mkdir(os.path.join(private, receipts.FOLDER))
+        names = _listing_bytes(listing)
+        described = {**manifest, "listing_crc32c": crc32c(names)}
+        checked = {"manifest": described, "crc32c": record_checksum(described)}
+        files.write_new(os.path.join(private, LISTING), names)
+        files.write_new(os.path.join(private, MANIFEST), json.dumps(checked).encode())
         files.sync_folder(private)
         files.move_new(private, folder)
         files.sync_folder(root)
@@ -138,64 +219,211 @@ def _make(
     return Staging(folder, lock, root_is_own=root_is_own)
 
 
-def _locked(folder: str, flags: int) -> int:
-    """A descriptor that holds the folder's lock and says who does; freed when the process ends, however it does."""
-    descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
+def locked(folder: str, *, shared: bool = False) -> int:
+    """A descriptor that holds the folder's lock and says who does; freed when the process ends, however it does.
+
+    Raises
+    ------
+    BlockingIOError
+        Another process holds it.
+    """
+    descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            if exc.errno not in NO_LOCKS:
-                raise
+        if not _flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB):
             log.debug("%s: no locks on this file system; nothing will tell of a second run", folder)
         who = f"{socket.gethostname()}, pid {os.getpid()}, since {datetime.now(UTC).isoformat(timespec='seconds')}"
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, who.encode(), 0)
+        os.pwrite(descriptor, who.encode().ljust(WHO_BYTES), 0)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _take_over(folder: str, plan_id: str, target: Target) -> Staging:
-    """The folder of a run that was killed, as it was when it had just been made."""
-    if _manifest_id(folder) != plan_id:
-        raise OutputError(f"{shown(folder)} is no staging folder of this build", "move it away")
+def _flock(descriptor: int, kind: int) -> bool:
+    """Whether the file system has locks; where it has, this one is held then."""
     try:
-        lock = _locked(folder, 0)
+        fcntl.flock(descriptor, kind)
+    except OSError as exc:
+        if exc.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> Staging:
+    """The folder of a run that is over, or of other parts at work in it."""
+    if manifest_id(folder) != plan_id:
+        raise OutputError(
+            f"{shown(folder)} is no staging folder of this build, or its manifest was damaged", "move it away"
+        )
+    try:
+        lock = locked(folder, shared=shared)
     except BlockingIOError:
-        who = files.read_regular(os.path.join(folder, LOCK), MOST_MANIFEST_BYTES).decode()
-        message = f"{shown(folder)} is held by another run of this build ({who})"
-        raise OutputError(message, "wait for it, or stop it") from None
+        lock = _beside_another_host(folder)
     try:
         _check_same(lock, os.path.join(folder, LOCK))
-        target.renew(folder)
+        if not target.is_there(folder):  # it was published, and then moved away; or is being published now
+            _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.isdir(os.path.join(folder, REPLACED)):
+                _throw_away(folder)
+            raise _gone(folder)  # noqa: TRY301  # as if it had never been met
+    except BlockingIOError:
+        os.close(lock)
+        time.sleep(0.1)
+        raise _gone(folder) from None
     except BaseException:
         os.close(lock)
         raise
     return Staging(folder, lock, root_is_own=True)
 
 
+def _beside_another_host(folder: str) -> int:
+    """The lock's file, not locked, where a run on another host holds it: both write the same bytes."""
+    who = _who(folder)
+    if who.split(",")[0] == socket.gethostname():
+        raise OutputError(f"{shown(folder)} is held by another run of this build ({who})", "wait for it, or stop it")
+    log.warning("another run of this build is at work (%s); both do all of it", who)
+    return os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _who(folder: str) -> str:
+    return files.read_regular(os.path.join(folder, LOCK), MOST_MANIFEST_BYTES).decode(errors="replace").strip()
+
+
 def _check_same(descriptor: int, path: str) -> None:
     """A folder that its owner removed and another run made anew has another lock by the same name."""
     if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        raise _gone(path)
 
 
-def _manifest_id(folder: str) -> str | None:
-    """The plan id in a folder's manifest; None where it has none that can be read."""
+def _gone(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+def read_manifest(folder: str) -> dict[str, Any] | None:
+    """A folder's manifest; None where it has none, or one that was changed.
+
+    Raises
+    ------
+    FileNotFoundError
+        The folder is gone.
+    """
     if os.path.islink(folder):
         return None
     try:
-        manifest = json.loads(files.read_regular(os.path.join(folder, MANIFEST), MOST_MANIFEST_BYTES))
+        text = json.loads(files.read_regular(os.path.join(folder, MANIFEST), MOST_MANIFEST_BYTES))
+        manifest: dict[str, Any] = text["manifest"]
+        return manifest if text["crc32c"] == record_checksum(manifest) else None
     except FileNotFoundError:
         if not os.path.lexists(folder):
             raise
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    found = manifest.get("plan_id") if isinstance(manifest, dict) else None
+
+
+def manifest_id(folder: str) -> str | None:
+    """The plan id in a folder's manifest; None where it has none that can be read."""
+    manifest = read_manifest(folder)
+    found = manifest.get("plan_id") if manifest is not None else None
     return found if isinstance(found, str) else None
+
+
+def _listing_bytes(listing: Listing) -> bytes:
+    stream = io.BytesIO()
+    texts = {"paths": listing.paths, "below": listing.below, "sources": listing.sources, "left_out": listing.left_out}
+    packed = {name: np.frombuffer(b"\0".join(map(os.fsencode, t)), np.uint8) for name, t in texts.items()}
+    numbers = {"sizes": listing.sizes, "mtimes": listing.mtimes, "natural": np.array(listing.natural)}
+    if listing.rows is not None:
+        numbers["rows"] = listing.rows
+    np.savez(stream, allow_pickle=False, **numbers, **packed)
+    return stream.getvalue()
+
+
+def read_listing(folder: str, manifest: Mapping[str, Any]) -> Listing | None:
+    """The files that a staging folder is built of; None where their list was changed."""
+    data = files.read_regular(os.path.join(folder, LISTING), receipts.MOST_BYTES)
+    if crc32c(data) != manifest["listing_crc32c"]:
+        return None
+    with np.load(io.BytesIO(data), allow_pickle=False) as found:
+
+        def texts(name: str) -> list[str]:
+            packed = found[name].tobytes()
+            return [os.fsdecode(text) for text in packed.split(b"\0")] if packed else []
+
+        return Listing(
+            texts("paths"),
+            texts("below"),
+            found["sizes"],
+            found["mtimes"],
+            tuple(texts("sources")),
+            tuple(texts("left_out")),
+            bool(found["natural"]),
+            found["rows"] if "rows" in found.files else None,
+        )
+
+
+def adopted(out: str, request: str) -> Listing | None:
+    """The files that another part of the same request has listed; None where none has."""
+    root = staging_root(out)
+    for name in os.listdir(root) if os.path.isdir(root) else ():
+        folder = os.path.join(root, name)
+        with suppress(FileNotFoundError):
+            manifest = read_manifest(folder) if _PLAN.fullmatch(name) else None
+            if manifest is not None and manifest["request"] == request:
+                return read_listing(folder, manifest)
+    return None
+
+
+def _clear_others(root: str, manifest: Mapping[str, Any], listing: Listing, *, restart: bool) -> None:
+    """Throw away what runs of other plans have left without a receipt, or all of it where asked.
+
+    Raises
+    ------
+    OutputError
+        One of them is alive, or has kept blocks: what differs is named.
+    """
+    for name in os.listdir(root):
+        folder = os.path.join(root, name)
+        if not _PLAN.fullmatch(name) or (name == manifest["plan_id"] and not restart):
+            continue
+        with suppress(FileNotFoundError):
+            other = read_manifest(folder)
+            if other is None or other["plan_id"] != name:  # damaged, or nobody knows whose
+                continue
+            try:
+                lock = locked(folder)
+            except BlockingIOError:
+                raise OutputError(
+                    f"{shown(folder)} is held by another run into the same output ({_who(folder)})",
+                    "wait for it, or stop it",
+                ) from None
+            try:
+                kept = len(receipts.read(folder, name))
+                if kept and not restart:
+                    raise OutputError(
+                        f"{shown(root)} holds {plural(kept, 'block')} of another build: "
+                        f"{_difference(manifest, listing, other, read_listing(folder, other))}",
+                        "give the command as it was, or --restart to throw them away",
+                    )
+                if not os.path.lexists(os.path.join(folder, REPLACED)):
+                    _throw_away(folder)
+            finally:
+                os.close(lock)
+
+
+def _difference(now: Mapping[str, Any], listing: Listing, then: Mapping[str, Any], before: Listing | None) -> str:
+    """What differs between two builds, in words."""
+    if before is not None and before.paths != listing.paths:
+        more, fewer = (
+            sorted(set(a) - set(b)) for a, b in ((listing.paths, before.paths), (before.paths, listing.paths))
+        )
+        parts = [f"{plural(len(more), 'file')} more ({listed([shown(p) for p in more])})"] if more else []
+        parts += [f"{plural(len(fewer), 'file')} fewer ({listed([shown(p) for p in fewer])})"] if fewer else []
+        return f"the list has {' and '.join(parts)}" if parts else "the files are in another order"
+    names = [name for name in {**now, **then} if name not in ("plan_id", "request", "created", "listing_crc32c")]
+    changes = [f"{name} {then.get(name)}, now {now.get(name)}" for name in names if now.get(name) != then.get(name)]
+    return "; ".join(changes) or "its blocks or labels differ"
 
 
 def _sweep(root: str) -> None:
@@ -207,7 +435,8 @@ def _sweep(root: str) -> None:
         with suppress(OSError):
             lock = os.open(os.path.join(private, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if time.time() - os.fstat(lock).st_mtime > NEW_FOR:  # a new one is not locked yet
+                whole = os.path.lexists(os.path.join(private, MANIFEST))
+                if whole or time.time() - os.fstat(lock).st_mtime > NEW_FOR:  # a new one is not locked yet
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(private)
             finally:
@@ -217,140 +446,93 @@ def _sweep(root: str) -> None:
 def size_of(out: str, plan_id: str) -> int:
     """Bytes of the disk that the staging folder of a plan takes already."""
     total = 0
-    folder = os.path.join(staging_root(out), plan_id)
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            total += entry.stat(follow_symlinks=False).st_blocks * 512
+    for where, _, names in os.walk(os.path.join(staging_root(out), plan_id)):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_blocks * 512
     return total
 
 
-def publish(staging: Staging, moves: Sequence[tuple[str, str]], *, own_names: Callable[[], Sequence[str]]) -> None:
-    """Give the finished files their final names, the array last, or leave everything as it was.
-
-    Parameters
-    ----------
-    staging : Staging
-        The staging folder.
-    moves : sequence of (staged path, final path)
-        The array last: while it is not there, there is no output.
-    own_names : callable
-        The files of daskstack's own that may be replaced, the array first: they are moved into the
-        staging folder before, so that at no moment an array stands beside another's index.
-
-    Raises
-    ------
-    OutputExistsError
-        Somebody else's file took a name meanwhile; it is not touched.
-    """
-    final = moves[-1][1]
-    parent = os.path.dirname(final)
-    with files.writing(final), files.uninterrupted():
-        done: list[tuple[str, str]] = []
-        try:
-            _set_aside(staging.folder, own_names, done)
-            files.sync_folder(parent)
-            for source, name in moves:
-                files.move_new(source, name)
-                done.append((source, name))
-            files.sync_folder(parent)
-        except BaseException as exc:
-            for source, name in reversed(done):
-                with suppress(OSError):
-                    files.move_new(name, source)
-            if isinstance(exc, FileExistsError):
-                raise OutputExistsError(
-                    f"{shown(str(exc.filename2 or exc.filename))} appeared during the build and was not touched",
-                    "move it away, or choose another OUT",
-                ) from exc
-            raise
+@contextmanager
+def publishing(folder: str) -> Iterator[bool]:
+    """Let one process at a time publish a folder; False where another one has done so meanwhile."""
+    path = os.path.join(folder, PUBLISHING)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        _flock(descriptor, fcntl.LOCK_EX)
+        yield os.path.lexists(path)
+    finally:
+        os.close(descriptor)
 
 
-def _set_aside(folder: str, own_names: Callable[[], Sequence[str]], done: list[tuple[str, str]]) -> None:
-    """Move files into the staging folder; each must be the one that was looked at, not one put there since."""
-    names = own_names()
-    looked_at = {name: _identity(name) for name in names}
-    aside = os.path.join(folder, REPLACED)
-    os.mkdir(aside)
-    for name in own_names():
-        place = os.path.join(aside, os.path.basename(name))
-        os.rename(name, place)
-        done.append((name, place))
-        if _identity(place) != looked_at.get(name):
-            raise _taken(name)
-
-
-def _identity(path: str) -> tuple[int, int, int, int]:
-    found = os.lstat(path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def recover(out: str, target: Target) -> None:
-    """Undo what runs that were killed while they replaced an output had begun, or finish what they had done.
-
-    Raises
-    ------
-    OutputExistsError
-        A user's file holds the name of something that was set aside; both are kept.
-    """
+def clear_published(out: str, plan_id: str) -> None:
+    """Throw away what a run that was killed after it had published has left."""
     root = staging_root(out)
-    folders = [os.path.join(root, name) for name in os.listdir(root)] if os.path.isdir(root) else []
-    for folder in folders:
-        if os.path.isdir(os.path.join(folder, REPLACED)) and _manifest_id(folder) == os.path.basename(folder):
-            with (
-                files.writing(out),
-                files.uninterrupted(),
-                suppress(BlockingIOError, FileNotFoundError),
-            ):  # a live run's own
-                lock = _locked(folder, 0)
-                try:
-                    _put_back(folder, out, target)
-                finally:
-                    os.close(lock)
+    with suppress(OSError):  # there is none, or another run is in it, which will do it
+        if manifest_id(os.path.join(root, plan_id)) == plan_id:
+            os.close(locked(os.path.join(root, plan_id)))
+            _throw_away(os.path.join(root, plan_id))
+            _remove_if_empty(root)
 
 
-def _put_back(folder: str, out: str, target: Target) -> None:
-    aside = os.path.join(folder, REPLACED)
-    record = target.read_record(out)
-    if record is not None and record["plan_id"] == os.path.basename(folder):
-        published = target.own_names(out)
-        if out in published:  # it was done but for throwing the old files away
-            shutil.rmtree(aside)
-            return
-        for name in published:  # the new ones have left the folder; what is still there has its older twin in place
-            if not os.path.lexists(os.path.join(folder, os.path.basename(name))):
-                os.unlink(name)
-    for name in os.listdir(aside):
-        try:
-            files.move_new(os.path.join(aside, name), os.path.join(os.path.dirname(out), name))
-        except FileExistsError:
-            raise OutputExistsError(
-                f"{shown(os.path.join(os.path.dirname(out), name))} has the place of an older file that an interrupted "
-                f"replacement set aside in {shown(aside)}",
-                "move one of them away",
-            ) from None
-    os.rmdir(aside)
+def remove(staging: Staging, *, published: bool) -> int:
+    """Leave a staging folder: throw it away once its output is published, or if nothing was kept in it.
 
-
-def remove(staging: Staging, *, published: bool) -> None:
-    """Throw a staging folder away, and the folder around it where daskstack made it and it is empty then.
-
-    What was set aside goes with it only once the new output is published.
+    Returns
+    -------
+    int
+        How many blocks are kept in it.
     """
-    aside = os.path.join(staging.folder, REPLACED)
     with files.uninterrupted():
+        aside = os.path.join(staging.folder, REPLACED)
         with suppress(OSError):
             os.rmdir(aside)
-        if published or not os.path.isdir(aside):
-            shutil.rmtree(staging.folder, ignore_errors=True)
-        os.close(staging.lock)
-        if staging.root_is_own:
+        kept = 0
+        try:
+            if published:
+                _throw_away(staging.folder)
+            else:
+                kept = _kept(staging, aside)
+        finally:
+            os.close(staging.lock)
+        if staging.root_is_own and not kept:
             _remove_if_empty(os.path.dirname(staging.folder))
+    return kept
 
 
-def _taken(path: str) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+def _kept(staging: Staging, aside: str) -> int:
+    """How many blocks are kept; where there are none and nobody else is at work, the folder is thrown away."""
+    with suppress(OSError):
+        kept = len(receipts.read(staging.folder, os.path.basename(staging.folder)))
+        if kept:
+            return kept
+        _flock(staging.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.isdir(aside) and not os.path.lexists(os.path.join(staging.folder, BAD_FILES)):
+            _throw_away(staging.folder)
+    return 0
+
+
+def _throw_away(folder: str) -> None:
+    """Take a folder out of everybody's way at once, then delete it."""
+    private = os.path.join(os.path.dirname(folder), f".{uuid.uuid4().hex}")
+    with suppress(FileNotFoundError):
+        os.rename(folder, private)
+    shutil.rmtree(private, ignore_errors=True)
 
 
 def _remove_if_empty(root: str) -> None:
-    with suppress(OSError):  # not empty: it holds the staging of another plan, or something of the user's
+    """Remove the folder around staging folders, unless it holds another one, or something of the user's."""
+    with suppress(OSError):
+        if os.listdir(root) == [TURN]:
+            path = os.path.join(root, TURN)
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody waits for a turn
+                os.unlink(path)
+            finally:
+                os.close(descriptor)
         os.rmdir(root)

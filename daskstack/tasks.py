@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from daskstack import receipts
 from daskstack.blocks import as_bytes
 from daskstack.discover import Listing
 from daskstack.errors import BadFileError, DaskstackError
 from daskstack.reads import BlockRead
+from daskstack.receipts import Receipt
 from daskstack.targets import Target, crc32c
 from daskstack.text import shape_text
 
@@ -73,42 +75,66 @@ class Storable(Protocol):
     def report(self) -> list[tuple[str, str]]:
         """What it is, as rows of a word and a text."""
 
-    def tasks(self, bounds: NDArray[np.int64], target: Target, folder: str) -> tuple[dict[Any, Any], list[Any]]:
-        """A Dask graph and, block by block, the key of the task that stores it."""
+    def tasks(self, bounds: NDArray[np.int64], todo: Sequence[int], place: Place) -> tuple[dict[Any, Any], list[Any]]:
+        """A Dask graph and, for each of the blocks to do, the key of the task that stores it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where blocks go, and how; small, so that it can travel.
+
+    Attributes
+    ----------
+    target : Target
+        Puts them there.
+    folder : str
+        The staging folder.
+    plan_id : str
+        The plan's, for receipts.
+    fill : bool
+        Whether items of bad files are filled; else their block is not written.
+    """
+
+    target: Target
+    folder: str
+    plan_id: str
+    fill: bool = False
 
 
 @dataclass(frozen=True)
 class BlockResult:
-    """What a task gives back: checksums of its items, its bad files, or why it failed."""
+    """What a task gives back: the receipt of its block, its bad files, or why it failed."""
 
     block: int
-    checksums: tuple[int, ...] = ()
+    receipt: Receipt | None = None
     bad: tuple[BadFileError, ...] = ()
     error: Exception | None = None
 
 
-def store_block(k: int, read: BlockRead, target: Target, folder: str, start: int) -> BlockResult:
-    """Read a block, check it, write it durably, tell what it was.
+def store_block(k: int, read: BlockRead, place: Place, start: int) -> BlockResult:
+    """Read a block, check it, write it durably, leave its receipt.
 
     Local schedulers stop at the first exception, so that every failure is a value.
     """
     try:
         array, bad = read.read()
-        if bad:
+        if bad and not place.fill:
             return BlockResult(k, bad=tuple(bad))
-        return _stored(k, array, target, folder, start)
+        filled = read.fill(array, bad)
+        sizes, mtimes = read.item_stamps()
+        return _stored(k, array, place, start, sizes=sizes, mtimes=mtimes, filled=filled)
     except Exception as exc:  # noqa: BLE001  # raised again where the results are gathered
         return BlockResult(k, error=exc)
 
 
-def store_part(part: Any, target: Target, folder: str, bounds: NDArray[np.int64], start: int) -> BlockResult:
+def store_part(part: Any, place: Place, bounds: NDArray[np.int64], start: int) -> BlockResult:
     """The same for a block that Dask has computed; it must be what its array promised.
 
     Dask believes what it is told of a block's type, dtype and shape, and stores what comes.
     """
     k = int(np.searchsorted(bounds, start, side="right")) - 1
     try:
-        return _stored(k, _as_due(part, target, int(bounds[k + 1]) - start), target, folder, start)
+        return _stored(k, _as_due(part, place.target, int(bounds[k + 1]) - start), place, start)
     except Exception as exc:  # noqa: BLE001  # raised again where the results are gathered
         return BlockResult(k, error=exc)
 
@@ -128,9 +154,11 @@ def _as_due(part: Any, target: Target, items: int) -> NDArray[Any]:
     return np.ascontiguousarray(part, dtype=target.dtype).reshape(items, *item)
 
 
-def _stored(k: int, block: NDArray[Any], target: Target, folder: str, start: int) -> BlockResult:
-    target.write(folder, start, block)
-    return BlockResult(k, checksums_of(block))
+def _stored(k: int, block: NDArray[Any], place: Place, start: int, **about: Any) -> BlockResult:
+    place.target.write(place.folder, start, block)
+    receipt = Receipt(k, checksums_of(block), **about)
+    receipts.add(place.folder, place.plan_id, receipt)
+    return BlockResult(k, receipt)
 
 
 def checksums_of(block: NDArray[Any]) -> tuple[int, ...]:

@@ -46,6 +46,11 @@ def expected() -> Array:
     return np.stack([image(k) for k in range(12)])
 
 
+def published(folder: Path) -> list[str]:
+    """What is in a folder, but for what is kept of runs that did not finish."""
+    return sorted(name for name in os.listdir(folder) if not name.endswith(".part"))
+
+
 Run: TypeAlias = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

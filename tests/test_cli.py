@@ -61,7 +61,7 @@ def test_plan_writes_nothing(frames: Path, daskstack: Run) -> None:
         assert lines[3].startswith("work    12 blocks of 1 file, ")
         assert lines[4].startswith("disk    840 B in 3 files; free ")
         assert re.fullmatch(r"time    about 0\.\d s \(reading 12 files: [\d,]+ files/s\)", lines[5])
-        assert lines[6:] == ["Nothing was written."]
+        assert lines[6:] == ["Nothing was written. --check reads every header first."]
         assert all(len(line) <= 80 for line in lines)
     assert sorted(os.listdir(frames.parent)) == ["frames"]
 
@@ -87,15 +87,21 @@ def test_bad_files(frames: Path, daskstack: Run) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     lines = done.stderr.splitlines()
+    (bad_list,) = Path().glob("out.npy.part/*/bad.csv")
     assert lines[0] == "bad   frames/img_3.tif  empty file (0 bytes)"
     assert lines[1].startswith("100%  12/12 files  ")
     assert "  bad 2  " in lines[1]
     assert lines[2:] == [
-        "error: 2 of 12 files are bad; out.npy not made",
+        "error: 2 of 12 files are bad; out.npy not made, 10 of 12 blocks kept",
         "  frames/img_3.tif  empty file (0 bytes)",
         "  frames/img_11.tif  found (5, 6) uint16, due (5, 7) uint16",
-        "next  mend or leave out these files, then the same command",
+        f"list  {bad_list}",
+        "next  mend them, same command (reads only 2 blocks again); or --on-error fill",
     ]
+    assert bad_list.read_text() == (
+        f"file,problem\n{frames}/img_3.tif,empty file (0 bytes)\n"
+        f'{frames}/img_11.tif,"found (5, 6) uint16, due (5, 7) uint16"\n'
+    )
 
 
 def test_many_bad_files_are_counted(tmp_path: Path, daskstack: Run) -> None:
@@ -104,8 +110,12 @@ def test_many_bad_files_are_counted(tmp_path: Path, daskstack: Run) -> None:
         np.save(tmp_path / "in" / f"{k}.npy", image(k, dtype="uint16" if k < 10 else "uint8"))
     lines = daskstack("build", "in", "out.npy", cwd=tmp_path).stderr.splitlines()
     report = lines[next(k for k, line in enumerate(lines) if line.startswith("error: ")) :]
-    assert len(report) == 23
-    assert report[21:] == ["  and 10 more", "next  mend or leave out these files, then the same command"]
+    assert report[0] == "error: 30 of 40 files are bad; out.npy not made, 10 of 40 blocks kept"
+    assert len(report) == 24
+    assert report[21] == "  and 10 more"
+    assert re.fullmatch(r"list  out\.npy\.part/[0-9a-f]{16}/bad\.csv", report[22])
+    assert len((tmp_path / report[22][6:]).read_text().splitlines()) == 31
+    assert report[23] == "next  mend them, same command (reads only 30 blocks again); or --on-error fill"
     verbose = daskstack("build", "in", "out.npy", "--verbose", cwd=tmp_path).stderr
     assert all(verbose.count(f"in/{k}.npy  found") >= 1 for k in range(10, 40))
 
@@ -217,7 +227,7 @@ def test_quiet_says_nothing_but_errors(frames: Path, daskstack: Run) -> None:
     (frames / "img_3.tif").write_bytes(b"")
     done = daskstack("build", "frames", "other.npy", "-q")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: 1 of 12 files is bad; other.npy not made\n")
+    assert done.stderr.startswith("error: 1 of 12 files is bad; other.npy not made, 11 of 12 blocks kept\n")
 
 
 def test_what_was_left_out_is_counted(frames: Path, daskstack: Run) -> None:

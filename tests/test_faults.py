@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Array, Run, image, need_root, same
+from conftest import Array, Run, image, need_root, published, same
 
 from daskstack import build, files
 from daskstack.errors import NoSpaceError, OutputError
@@ -71,7 +72,7 @@ def test_sigkill_at_any_moment_leaves_nothing_under_the_final_name(many: Array, 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["many", "out.npy", "out.npy.index.csv", "out.npy.json"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGXCPU])
 def test_a_signal_ends_the_run_in_order(many: Array, tmp_path: Path, number: signal.Signals) -> None:
     child = start("--limit", "500")
     deadline = time.monotonic() + 60
@@ -82,9 +83,14 @@ def test_a_signal_ends_the_run_in_order(many: Array, tmp_path: Path, number: sig
     assert child.returncode == 75, stderr
     assert stdout == ""
     assert "Traceback" not in stderr
-    assert f"stopped ({number.name})\n" in stderr
+    kept = (
+        "nothing was kept"
+        if not (tmp_path / "out.npy.part").exists()
+        else r"\d+ of 500 blocks are safe in out\.npy\.part"
+    )
+    assert re.search(rf"^stopped \({number.name}\): {kept}$", stderr, re.MULTILINE)
     assert "next  daskstack build many out.npy --files-per-block 1 --limit 500\n" in stderr
-    assert os.listdir(tmp_path) == ["many"]
+    assert published(tmp_path) == ["many"]
 
 
 # -- full disks -------------------------------------------------------------------------------------------------
@@ -136,8 +142,14 @@ def test_a_full_disk_is_one_clear_error(
         build(large, small_disk / "out.npy", progress=False, scheduler="synchronous")
     assert str(small_disk / "out.npy") in str(caught.value)
     assert "needed, " in str(caught.value) or "needs 4.2 MB" in str(caught.value)
-    assert clean(small_disk)
     monkeypatch.undo()
+    if when == "writing":
+        kept = re.search(r"; (\d) blocks kept \(up to ", str(caught.value))
+        assert kept is not None
+        assert f"to give up: rm -r {small_disk}/out.npy.part" in str(caught.value)
+        assert published(small_disk) == [name for name in ("lost+found", "mine") if (small_disk / name).exists()]
+        return
+    assert clean(small_disk)
     assert (files.free_space(str(small_disk)) or 0) >= free - 20_000
 
 
@@ -205,7 +217,10 @@ def test_files_that_cannot_be_read_are_named(frames: Path) -> None:
     (frames.parent / "open").chmod(0o777)
     done = as_nobody(frames.parent, "build", "frames", "open/out.npy")
     assert done.returncode == 1
-    assert "error: 1 of 12 files is bad; open/out.npy not made\n  frames/img_4.tif  permission denied\n" in done.stderr
+    assert (
+        "error: 1 of 12 files is bad; open/out.npy not made, 11 of 12 blocks kept\n  frames/img_4.tif  permission denied\n"
+        in done.stderr
+    )
 
 
 def test_a_staging_folder_removed_during_the_run(frames: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Array, Run, image, same
+from conftest import Array, Run, image, published, same
 
-from daskstack import build, files, open_stack
-from daskstack.errors import BadFilesError, DaskstackError, OutputError, OutputExistsError
+from daskstack import build, files, open_stack, staging
+from daskstack.errors import DaskstackError, OutputError, OutputExistsError
 from daskstack.targets import NpyTarget, crc32c
 
 OUTPUT = ["out.k.npy", "out.npy", "out.npy.index.csv", "out.npy.json"]
@@ -27,7 +27,14 @@ LABELS = {"k": r"_(\d+)"}
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and "frames" not in p.parts}
+    left_out = {"frames", "out.npy.part"}
+    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and not left_out & set(p.parts)}
+
+
+def prepare(out: str = "out.npy", sources: str = "in") -> staging.Staging:
+    stack = open_stack(sources)
+    plan = stack.plan(out)
+    return staging.prepare(plan.out, {"plan_id": plan.plan_id, "request": ""}, stack.listing, plan.target)
 
 
 class Stopped(BaseException):
@@ -61,7 +68,7 @@ def test_a_publication_that_fails_leaves_the_old_output_as_it_was(
         with pytest.raises((OutputError, Stopped)):
             build("frames", "out.npy", labels=LABELS, overwrite=True, progress=False)
     assert snapshot(frames.parent) == before
-    assert sorted(os.listdir(frames.parent)) == ["frames", *OUTPUT]
+    assert published(frames.parent) == ["frames", *OUTPUT]
     build("frames", "out.npy", labels=LABELS, overwrite=True, progress=False)
     assert same(np.load("out.npy"), expected)
 
@@ -74,7 +81,7 @@ def test_a_first_publication_that_fails_leaves_nothing(
         fail_at(patch, step, OSError(5, "Input/output error"))
         with pytest.raises(OutputError):
             build("frames", "out.npy", labels=LABELS, progress=False)
-    assert os.listdir(frames.parent) == ["frames"]
+    assert published(frames.parent) == ["frames"]
     build("frames", "out.npy", labels=LABELS, progress=False)
     assert same(np.load("out.npy"), expected)
 
@@ -116,11 +123,13 @@ def test_sigkill_at_each_step_of_a_replacement_loses_nothing(
     assert not Path("out.npy").exists() or len(np.load("out.npy")) in (5, 12)
     # A run that cannot finish puts back what the killed one had set aside.
     data = (frames / "img_3.tif").read_bytes()
+    found = os.stat(frames / "img_3.tif")
     (frames / "img_3.tif").write_bytes(b"")
-    with pytest.raises(BadFilesError):
+    with pytest.raises(OutputError, match="1 file changed since it was stored"):
         build("frames", "out.npy", labels=LABELS, overwrite=True, progress=False)
     assert snapshot(frames.parent) == before
     (frames / "img_3.tif").write_bytes(data)
+    os.utime(frames / "img_3.tif", ns=(found.st_atime_ns, found.st_mtime_ns))
     build("frames", "out.npy", labels=LABELS, overwrite=True, progress=False)
     assert same(np.load("out.npy"), expected)
     assert sorted(os.listdir(frames.parent)) == ["frames", *OUTPUT]
@@ -133,7 +142,8 @@ def test_sigkill_after_publication_leaves_a_finished_output(frames: Path, expect
     )
     assert subprocess.run([sys.executable, "-c", script, "1"], check=False).returncode == -signal.SIGKILL
     assert same(np.load("out.npy"), expected)
-    assert build("frames", "out.npy", labels=LABELS, progress=False).files == 0
+    assert build("frames", "out.npy", labels=LABELS, progress=False).was_there
+    assert sorted(os.listdir(frames.parent)) == ["frames", *OUTPUT]
     os.utime(frames / "img_3.tif", ns=(1, 1))
     build("frames", "out.npy", labels=LABELS, overwrite=True, progress=False)
     assert sorted(os.listdir(frames.parent)) == ["frames", *OUTPUT]
@@ -325,10 +335,8 @@ def test_what_killed_runs_left_under_random_names_is_swept(arrays: Path) -> None
 
 
 def test_a_killed_run_s_room_counts_for_the_next(arrays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from daskstack import staging
-
     plan = open_stack("in").plan("out.npy")
-    os.close(staging.prepare(plan.out, plan.plan_id, {}, plan.target).lock)
+    os.close(prepare().lock)
     taken = staging.size_of(plan.out, plan.plan_id)
     assert taken >= plan.target.size
     monkeypatch.setattr("daskstack.files.free_space", lambda _: max(0, plan.need - taken))
@@ -367,25 +375,24 @@ def test_a_file_system_without_locks_will_do(arrays: Path, monkeypatch: pytest.M
 
 def test_the_lock_of_a_folder_that_was_made_anew_is_not_taken_for_its_own(arrays: Path) -> None:
     """A lock file may be opened, its folder removed and made anew by another run, before it is locked."""
-    from daskstack import staging
-
-    plan = open_stack("in").plan("out.npy")
-    first = staging.prepare(plan.out, plan.plan_id, {}, plan.target)
-    real = staging._locked
+    first = prepare()
+    real = staging.locked
     again: list[staging.Staging] = []
 
-    def locked(folder: str, flags: int) -> int:
-        if not again and not flags:
+    def locked(folder: str, *, shared: bool = False) -> int:
+        if not again and folder == first.folder:
             old = os.open(os.path.join(folder, staging.LOCK), os.O_RDWR)
             staging.remove(first, published=False)
-            again.append(staging.prepare(plan.out, plan.plan_id, {}, plan.target))
+            with pytest.MonkeyPatch.context() as undone:
+                undone.setattr(staging, "locked", real)
+                again.append(prepare())
             return old
-        return real(folder, flags)
+        return real(folder, shared=shared)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "_locked", locked)
+        patch.setattr(staging, "locked", locked)
         with pytest.raises(OutputError, match="is held by another run"):
-            staging.prepare(plan.out, plan.plan_id, {}, plan.target)
+            prepare()
     staging.remove(again[0], published=False)
 
 
@@ -422,7 +429,7 @@ def test_what_is_no_file_s_fault_is_not_blamed_on_one(arrays: Path, error: Excep
 
     with pytest.raises(DaskstackError, match=message):
         build("in", "out.npy", reader=read, progress=False)
-    assert os.listdir(arrays) == ["in"]
+    assert published(arrays) == ["in"]
 
 
 def test_a_stderr_that_can_only_write_will_do(arrays: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import tifffile
+from conftest import published
 from numpy.typing import NDArray
 
 import daskstack
@@ -161,15 +162,16 @@ def refuses(
     **options: Any,
 ) -> str:
     """Hold the report of a build that must fail against the bad files' names, and look for what it left behind."""
-    before, beside = contents(folder), set(os.listdir(folder.parent))
+    before, beside = contents(folder), published(folder.parent)
     for scheduler in SCHEDULERS:
+        out = folder.parent / "out.npy"
         with pytest.raises(error) as caught:
-            daskstack.build(sources, folder.parent / "out.npy", scheduler=scheduler, progress=False, **options)
+            daskstack.build(sources, out, scheduler=scheduler, restart=True, progress=False, **options)
         report = str(caught.value)
         assert [text for text in (*bad, *says) if text not in report] == []
         if isinstance(caught.value, BadFilesError):
             assert base([f.path for f in caught.value.files]) == list(bad)
-        assert set(os.listdir(folder.parent)) == beside
+        assert published(folder.parent) == beside
     assert contents(folder) == before
     return report
 
@@ -181,13 +183,13 @@ def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[s
 
 def command_refuses(folder: Path, *arguments: object, says: Sequence[str], status: int = 1) -> str:
     """The same for ``daskstack build``: exit status, message on stderr, no traceback, nothing left behind."""
-    before, beside = contents(folder), set(os.listdir(folder.parent))
+    before, beside = contents(folder), published(folder.parent)
     done = command("build", *arguments)
     assert done.returncode == status, done.stderr
     assert [text for text in says if text not in done.stderr] == []
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
-    assert set(os.listdir(folder.parent)) == beside
+    assert published(folder.parent) == beside
     assert contents(folder) == before
     return done.stderr
 
@@ -244,12 +246,28 @@ def test_order_of_the_file_system(folder: Path, monkeypatch: pytest.MonkeyPatch,
         npy(folder / f"test_{k:05}.npy", due[k])
     real = os.scandir
 
-    @contextmanager
-    def scandir(path: Any) -> Iterator[Any]:
+    class Entries:
+        def __init__(self, entries: list[Any]) -> None:
+            self.left = iter(entries)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> Any:
+            return next(self.left)
+
+    def scandir(path: Any) -> Any:
         with real(path) as entries:
             names = sorted(entries, key=lambda e: e.name)
         shuffled = random.Random(0).sample(names, len(names))
-        yield iter({"reversed": names[::-1], "shuffled": shuffled, "turned": [*names[5:], *names[:5]]}[order])
+        turned = {"reversed": names[::-1], "shuffled": shuffled, "turned": [*names[5:], *names[:5]]}[order]
+        return Entries(turned)
 
     monkeypatch.setattr(os, "scandir", scandir)
     gives(folder, str(folder / source), due, labels=r"test_(?P<k>\d+)", labelled={"k": range(12)})
@@ -954,7 +972,7 @@ def test_missing_codec(folder: Path) -> None:
     lines = done.stdout.splitlines()
     assert base([line.split()[0] for line in lines]) == [f"{codec}.tif" for codec in CODECS]
     assert [line for line in lines if "imagecodecs" not in line] == []
-    assert os.listdir(folder.parent) == ["in"]
+    assert published(folder.parent) == ["in"]
 
 
 JPEG: dict[str, dict[str, Any]] = {
@@ -1550,7 +1568,7 @@ def test_limit_on_file_sizes(folder: Path, scheduler: str, limit: int) -> None:
     assert done.returncode == 0, done.stderr  # not by SIGXFSZ or SIGBUS
     assert "out.npy" in done.stdout
     assert "1.0 MB needed" in done.stdout
-    assert os.listdir(folder.parent) == ["in"]
+    assert published(folder.parent) == ["in"]
     assert contents(folder) == before
 
 
@@ -1573,7 +1591,7 @@ def test_disk_fills_up_on_the_way(
     monkeypatch.setattr(os, "pwrite", pwrite)
     with pytest.raises(NoSpaceError, match=r"out\.npy"):
         daskstack.build(folder, folder.parent / "out.npy", scheduler=scheduler, progress=False)
-    assert os.listdir(folder.parent) == ["in"]
+    assert published(folder.parent) == ["in"]
     assert contents(folder) == before
 
 
@@ -1586,7 +1604,7 @@ def test_disk_is_too_small(folder: Path, monkeypatch: pytest.MonkeyPatch, schedu
     with pytest.raises(NoSpaceError, match=r"out\.npy needs 1\.\d MB; 512 kB are free") as caught:
         daskstack.build(folder, folder.parent / "out.npy", scheduler=scheduler, progress=False)
     assert caught.value.errno == errno.ENOSPC
-    assert os.listdir(folder.parent) == ["in"]
+    assert published(folder.parent) == ["in"]
 
 
 BIG = (512, 256)  # half a MiB of float32

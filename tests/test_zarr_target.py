@@ -18,7 +18,7 @@ import pytest
 import tensorstore
 import xarray
 import zarr
-from conftest import DATA, Array, Run, image, need_root, same
+from conftest import DATA, Array, Run, image, need_root, published, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -315,18 +315,19 @@ def test_a_group_that_was_changed_is_not_its_own_any_more(frames: Path, what: st
     assert {p: p.read_bytes() for p in Path("out.zarr").rglob("*") if p.is_file()} == before
 
 
-def test_bad_files_leave_nothing(frames: Path) -> None:
+def test_bad_files_leave_nothing_under_the_final_name(frames: Path) -> None:
     (frames / "img_5.tif").write_bytes(b"")
     with pytest.raises(BadFilesError, match=r"out\.zarr not made"):
         build("frames", "out.zarr", progress=False)
-    assert os.listdir(frames.parent) == ["frames"]
+    assert published(frames.parent) == ["frames"]
 
 
 def test_what_a_killed_run_left_in_the_data_s_folder_is_not_published(frames: Path, expected: Array) -> None:
     from daskstack import staging
 
     plan = open_stack("frames").plan("out.zarr", chunks=(1, 5, 7))
-    held = staging.prepare(plan.out, plan.plan_id, {}, plan.target)
+    manifest = {"plan_id": plan.plan_id, "request": ""}
+    held = staging.prepare(plan.out, manifest, open_stack("frames").listing, plan.target)
     plan.target.write(held.folder, 0, image(99, (1, 5, 7)))
     place = Path(held.folder) / "data.zarr" / "data"
     (place / f"c.1.0.0.{'0' * 32}").write_bytes(b"half a shard")
@@ -346,7 +347,7 @@ def test_a_shard_that_is_missing_is_no_zeros(frames: Path, monkeypatch: pytest.M
     )
     with pytest.raises(OutputError, match=r"files of the data are missing: c\.3\.0\.0"):
         build("frames", "out.zarr", chunks=(1, 5, 7), progress=False)
-    assert os.listdir(frames.parent) == ["frames"]
+    assert published(frames.parent) == ["frames"]
 
 
 def test_sigkill_at_any_moment_leaves_nothing_under_the_final_name(frames: Path, expected: Array) -> None:
@@ -379,7 +380,9 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.Monk
             monkeypatch.setattr("daskstack.api.files.free_space", lambda _: 1 << 40)
         with pytest.raises(NoSpaceError):
             build(tmp_path / "in", disk / "out.zarr", progress=False)
-        assert os.listdir(disk) == []
+        assert published(disk) == []
+        if when == "before":
+            assert os.listdir(disk) == []
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 

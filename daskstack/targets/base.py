@@ -32,7 +32,8 @@ class Index:
     columns : mapping of str to sequence, each of (items,)
         ``file`` (below the root folder that ``record`` gives), ``page`` of that file where files are
         joined, its ``size`` in bytes and ``mtime`` in nanoseconds since 1970, as far as they are known;
-        and ``checksum``: crc32c of the item's bytes in C order and native byte order.
+        ``checksum``: crc32c of the item's bytes in C order and native byte order; and where some items
+        hold the fill value, ``filled``: what was wrong with their files, else nothing.
     labels : mapping of str to array, each of shape (items,)
         The labels.
     record : mapping
@@ -189,8 +190,13 @@ class Target(ABC):
         """Make the target in a new folder, its room taken, unreadable until it is finished."""
 
     @abstractmethod
-    def renew(self, folder: str) -> None:
-        """Make the target of a run that was killed as it was when it was new; what blocks it has does not matter."""
+    def is_there(self, folder: str) -> bool:
+        """Whether the target that was made in a folder is in it still."""
+
+    def lost(self, folder: str, bounds: NDArray[np.int64], blocks: Sequence[int]) -> set[int]:
+        """Those of the blocks, all of them written, that are not in the folder any more."""
+        del folder, bounds, blocks  # a format in one file loses none
+        return set()
 
     @abstractmethod
     def write(self, folder: str, start: int, block: NDArray[Any]) -> None:

@@ -89,20 +89,9 @@ class NpyTarget(Target):
             finally:
                 os.close(descriptor)
 
-    def renew(self, folder: str) -> None:
+    def is_there(self, folder: str) -> bool:
         path = os.path.join(folder, DATA)
-        with files.writing(path, self.size):
-            try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except FileNotFoundError:  # it was published, and then thrown away by its owner
-                self.create(folder)
-                return
-            try:
-                files.write_at(descriptor, memoryview(POISON), 0)
-                files.reserve(descriptor, self.size)
-                files.sync(descriptor)
-            finally:
-                os.close(descriptor)
+        return os.path.isfile(path) and not os.path.islink(path) and os.path.getsize(path) == self.size
 
     def write(self, folder: str, start: int, block: NDArray[Any]) -> None:
         if not block.nbytes:
@@ -265,6 +254,7 @@ def _index_csv(index: Index) -> bytes:
     columns |= {name: values.tolist() for name, values in index.labels.items()}
     columns |= {name: _as_list(index.columns[name]) for name in ("size", "mtime") if name in index.columns}
     columns["checksum"] = [f"{c:08x}" for c in _as_list(index.columns["checksum"])]
+    columns |= {name: _as_list(index.columns[name]) for name in ("filled",) if name in index.columns}
     stream = io.StringIO(newline="")
     returns = any("\r" in name for name in columns.get("file", []))  # csv leaves them unquoted before Python 3.13
     writer = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL)

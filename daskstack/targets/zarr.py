@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -35,6 +35,7 @@ from daskstack.targets.zarr_group import (
 from daskstack.text import nbytes
 
 GROUP = "data.zarr"
+UNFINISHED = "unfinished"
 FORMATS = (2, 3)
 MOST_CHUNK_NBYTES = 2**31 - 1 - 16  # what Blosc takes, its own header included
 MOST_PIECES = 512  # of one writev(2); the kernel takes 1,024
@@ -139,24 +140,38 @@ class ZarrTarget(Target):
     def create(self, folder: str) -> None:
         with files.writing(folder):
             os.makedirs(os.path.join(folder, GROUP, DATA))
+            os.mkdir(os.path.join(folder, UNFINISHED))
             files.sync_folder(os.path.join(folder, GROUP))
             files.sync_folder(folder)
 
-    def renew(self, folder: str) -> None:
-        os.makedirs(os.path.join(folder, GROUP, DATA), exist_ok=True)
+    def is_there(self, folder: str) -> bool:
+        return os.path.isdir(os.path.join(folder, GROUP, DATA))
+
+    def lost(self, folder: str, bounds: NDArray[np.int64], blocks: Sequence[int]) -> set[int]:
+        found = set(os.listdir(os.path.join(folder, GROUP, DATA)))
+        return {k for k in blocks if not {n for n, _ in self._files_of(int(bounds[k]))} <= found}
 
     def write(self, folder: str, start: int, block: NDArray[Any]) -> None:
         place = os.path.join(folder, GROUP, DATA)
-        first = np.unravel_index(start, self.grid)
-        extent = (min(t, n - int(f)) for t, n, f in zip(self.tile, self.grid, first, strict=True))
-        part = block.reshape(*extent, *block.shape[1:])
-        offsets = [int(f) // s for f, s in zip(first, self.shards, strict=False)]
-        offsets += [0] * (part.ndim - len(offsets))
-        for region in chunk_regions(part.shape, self.shards):
-            at = [o + s.start // n for o, s, n in zip(offsets, region, self.shards, strict=True)]
-            _write_whole(os.path.join(place, _file_name(at, self.zarr_format)), self._encode(part[region]))
+        part = block.reshape(*self._extent(start), *block.shape[1:])
+        for name, region in self._files_of(start):
+            _write_whole(folder, os.path.join(place, name), self._encode(part[region]))
         with files.writing(place):
             files.sync_folder(place)
+
+    def _extent(self, start: int) -> tuple[int, ...]:
+        """Items along each axis of the grid in the block that begins at an item."""
+        first = np.unravel_index(start, self.grid)
+        return tuple(min(t, n - int(f)) for t, n, f in zip(self.tile, self.grid, first, strict=True))
+
+    def _files_of(self, start: int) -> Iterator[tuple[str, tuple[slice, ...]]]:
+        """The files that hold the block which begins at an item: name, and which part of the block."""
+        first = np.unravel_index(start, self.grid)
+        offsets = [int(f) // s for f, s in zip(first, self.shards, strict=False)]
+        offsets += [0] * (len(self.shape) - len(offsets))
+        for region in chunk_regions((*self._extent(start), *self.shape[self.grid_axes :]), self.shards):
+            at = [o + s.start // n for o, s, n in zip(offsets, region, self.shards, strict=True)]
+            yield _file_name(at, self.zarr_format), region
 
     def _encode(self, part: NDArray[Any]) -> list[bytes]:
         """The bytes of one file, in pieces."""
@@ -179,7 +194,7 @@ class ZarrTarget(Target):
         return [(group, out)]
 
     def _check_files(self, place: str) -> None:
-        """All of the data is there, since what is missing reads as zeros; what else is there was never finished."""
+        """All of the data is there, since what is missing reads as zeros; and nothing else."""
         due = set(_file_names(self.shape, self.shards, self.zarr_format))
         found = set(os.listdir(place))
         if due - found:
@@ -292,9 +307,12 @@ def _with_folders(paths: Iterable[str]) -> set[str]:
     return found
 
 
-def _write_whole(path: str, pieces: list[bytes]) -> None:
-    """Put a file in its place at once and durably: under a name of its own first, then renamed."""
-    private = f"{path}.{uuid.uuid4().hex}"
+def _write_whole(folder: str, path: str, pieces: list[bytes]) -> None:
+    """Put a file in its place at once and durably: under a name of its own first, then renamed.
+
+    That name is outside the group, so that no late writer leaves it in a finished one.
+    """
+    private = os.path.join(folder, UNFINISHED, uuid.uuid4().hex)
     with files.writing(path, sum(map(len, pieces))):
         descriptor = os.open(private, files.NEW_FILE, 0o666)
         try:
