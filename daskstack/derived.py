@@ -18,7 +18,7 @@ from daskstack.errors import BadFileError, UsageError
 from daskstack.readers import dims
 from daskstack.stack import FileStack
 from daskstack.targets import Target
-from daskstack.tasks import BlockResult, store_part
+from daskstack.tasks import BlockResult, as_due, store_part
 from daskstack.text import count, nbytes, shape_text
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class DerivedArray:
         """Names of all axes: those of ``like`` where there are as many."""
         if self.like is not None and len(self.like.dims) == len(self.shape):
             return self.like.dims
-        return (*self.axes, *dims(self.shape[len(self.axes) :]))
+        own = dims(self.shape[len(self.axes) :])
+        return (*self.axes, *(f"item_{name}" if name in self.axes else name for name in own))
 
     @property
     def item_labels(self) -> dict[str, NDArray[Any]]:
@@ -108,7 +109,7 @@ class DerivedArray:
         usual = blocks.items_per_block(total, item_nbytes)
         most = max(1, min(most_items or total, max(usual, blocks.BLOCK_NBYTES // max(1, item_nbytes))))
         if len(self.grid) == 1 and max(self.source.chunks[0]) <= most:
-            return np.cumsum([0, *self.source.chunks[0]], dtype=np.int64)
+            return np.cumsum([0, *filter(None, self.source.chunks[0])], dtype=np.int64)  # filters leave empty chunks
         return blocks.run_bounds(self.grid, blocks.tile_of(self.grid, min(usual, most)))
 
     def scratch(self, bounds: NDArray[np.int64]) -> int:
@@ -136,19 +137,29 @@ class DerivedArray:
         import dask.array as da
 
         axes = len(self.axes)
-        slabs = self.source.rechunk((*blocks.chunks_along(self.grid, bounds), *((n,) for n in self.shape[axes:])))
+        chunks = (*blocks.chunks_along(self.grid, bounds), *((n,) for n in self.shape[axes:]))
+        slabs = self.source
+        if slabs.chunks != chunks:  # where blocks are joined, Dask casts and broadcasts without a word
+            slabs = da.map_blocks(_checked_block, slabs, dtype=slabs.dtype, meta=slabs._meta)  # noqa: SLF001
+            slabs = slabs.rechunk(chunks)
         starts = [np.cumsum([0, *c[:-1]]) for c in slabs.chunks[:axes]]
 
         def store(part: Any, block_id: tuple[int, ...]) -> BlockResult:
             at = [int(s[k]) for s, k in zip(starts, block_id, strict=False)]
             start = int(np.ravel_multi_index(at, target.grid))
-            return store_part(part, target, folder, bounds, start)
+            shape = tuple(c[k] for c, k in zip(chunks, block_id, strict=True))
+            return store_part(part, shape, target, folder, k=int(np.searchsorted(bounds, start)), start=start)
 
         results = da.map_blocks(
             store, slabs, dtype=object, meta=np.empty((0,) * slabs.ndim, object), chunks=(1,) * slabs.ndim
         )
         keys = [(results.name, *at, *((0,) * (slabs.ndim - axes))) for at in np.ndindex(*slabs.numblocks[:axes])]
         return dict(results.__dask_optimize__(results.__dask_graph__(), keys)), keys
+
+
+def _checked_block(part: Any, block_info: Any) -> NDArray[Any]:
+    """A block of an array, if it is what the array states."""
+    return as_due(part, block_info[None]["dtype"], tuple(block_info[None]["chunk-shape"]))
 
 
 def checked(array: Any, like: FileStack | None) -> DerivedArray:
@@ -175,6 +186,8 @@ def checked(array: Any, like: FileStack | None) -> DerivedArray:
         raise UsageError(f"the array's blocks are of {kind}", "convert them to NumPy: map_blocks(...)")
     if not array.shape[0]:
         raise UsageError("the array holds no items", "give one with at least one")
+    if like is not None and not isinstance(like, FileStack):
+        raise UsageError(f"like is {type(like).__name__}", "give the stack that open_stack() made, or a part of it")
     if like is not None and array.shape[: len(like.axes)] != like.grid:
         raise UsageError(
             f"the array has shape {shape_text(array.shape)}, like has {shape_text(like.grid)} items",

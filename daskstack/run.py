@@ -152,8 +152,11 @@ def _gather(client: Any, graph: Mapping[Any, Any], keys: list[Any], told: Callab
             except DaskstackError:
                 raise
             except Exception as exc:
+                files = _files_of(graph[future.key])
+                if not files and not type(exc).__module__.startswith("distributed."):  # of a function of the user's
+                    raise
                 raise DaskstackError(
-                    f"the cluster gave up on a block: {type(exc).__name__}{_files_of(graph[future.key])}",
+                    f"the cluster gave up on a block: {type(exc).__name__}{files}",
                     "look at the workers' logs; the same command begins anew",
                 ) from exc
             told(future.key, results[future.key])

@@ -184,34 +184,47 @@ def _check_same(descriptor: int, path: str) -> None:
 
 def _manifest_id(folder: str) -> str | None:
     """The plan id in a folder's manifest; None where it has none that can be read."""
+    found = _manifest(folder).get("plan_id")
+    return found if isinstance(found, str) else None
+
+
+def _manifest(folder: str) -> dict[str, Any]:
+    """A folder's manifest; empty where it has none that can be read."""
     if os.path.islink(folder):
-        return None
+        return {}
     try:
         manifest = json.loads(files.read_regular(os.path.join(folder, MANIFEST), MOST_MANIFEST_BYTES))
     except FileNotFoundError:
         if not os.path.lexists(folder):
             raise
-        return None
+        return {}
     except (OSError, ValueError):
-        return None
-    found = manifest.get("plan_id") if isinstance(manifest, dict) else None
-    return found if isinstance(found, str) else None
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def _sweep(root: str) -> None:
-    """Remove what killed processes left under random names: folders whose lock nobody holds any more."""
+    """Remove what killed processes left and nobody will take over: folders whose lock nobody holds any more."""
     for name in os.listdir(root):
-        private = os.path.join(root, name)
-        if not _PRIVATE.fullmatch(name):
-            continue
+        folder = os.path.join(root, name)
         with suppress(OSError):
-            lock = os.open(os.path.join(private, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            private = _PRIVATE.fullmatch(name) is not None
+            if not private and not _is_unlike_any(folder):
+                continue
+            lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if time.time() - os.fstat(lock).st_mtime > NEW_FOR:  # a new one is not locked yet
+                if not private or time.time() - os.fstat(lock).st_mtime > NEW_FOR:  # a new one is not locked yet
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(private)
+                    shutil.rmtree(folder)
             finally:
                 os.close(lock)
+
+
+def _is_unlike_any(folder: str) -> bool:
+    """Whether a folder is of a Dask array, which no later plan is like; older outputs that it holds are recovered."""
+    manifest = _manifest(folder)
+    own = manifest.get("plan_id") == os.path.basename(folder) and "derived" in manifest
+    return own and not os.path.isdir(os.path.join(folder, REPLACED))
 
 
 def size_of(out: str, plan_id: str) -> int:
