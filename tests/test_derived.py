@@ -265,7 +265,8 @@ def duck() -> da.Array:
 
 def unknown() -> da.Array:
     array = da.arange(9, chunks=3)
-    return array[array > 4]
+    left: da.Array = array[array > 4]
+    return left
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -491,7 +492,7 @@ def test_an_output_is_replaced_only_where_asked_for_and_only_an_own_one(here: Pa
     store(da.zeros(4), out, overwrite=True, progress=False)
     assert same(stored(out), np.zeros(4))
     np.save("mine.npy", np.ones(2))
-    zarr.save_array("mine.zarr", np.ones(2))
+    zarr.create_array("mine.zarr", data=np.ones(2))
     mine = out.replace("out", "mine")
     for overwrite in (False, True):
         with pytest.raises(OutputExistsError, match=f"^{mine} exists and was not made by daskstack"):
