@@ -63,7 +63,7 @@ def chunks_of(n: int) -> st.SearchStrategy[tuple[int, ...]]:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_shape_and_chunks_against_numpy(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("any")
