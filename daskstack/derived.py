@@ -108,9 +108,20 @@ class DerivedArray:
         item_nbytes = math.prod(self.shape[len(self.axes) :]) * self.dtype.itemsize
         usual = blocks.items_per_block(total, item_nbytes)
         most = max(1, min(most_items or total, max(usual, blocks.BLOCK_NBYTES // max(1, item_nbytes))))
-        if len(self.grid) == 1 and max(self.source.chunks[0]) <= most:
-            return np.cumsum([0, *filter(None, self.source.chunks[0])], dtype=np.int64)  # filters leave empty chunks
+        own = self._own_bounds()
+        if own is not None and int(np.diff(own).max()) <= most:
+            return own
         return blocks.run_bounds(self.grid, blocks.tile_of(self.grid, min(usual, most)))
+
+    def _own_bounds(self) -> NDArray[np.int64] | None:
+        """Where the array's own chunks begin along its items; None where they are not runs of a grid."""
+        chunks = tuple(tuple(filter(None, c)) for c in self.source.chunks[: len(self.axes)])  # filters leave empty ones
+        if len(chunks) == 1:
+            return np.cumsum([0, *chunks[0]], dtype=np.int64)
+        tile = tuple(c[0] for c in chunks)
+        bounds = blocks.run_bounds(self.grid, tile)
+        is_run = blocks.as_run(self.grid, tile, (1,) * len(tile)) == tile
+        return bounds if is_run and blocks.chunks_along(self.grid, bounds) == chunks else None
 
     def scratch(self, bounds: NDArray[np.int64]) -> int:
         """What computing a block takes is the array's own business."""

@@ -147,6 +147,41 @@ def test_of_a_stack_s_array_each_block_is_one_read_and_one_store(frames: Path) -
     assert len(graph) == 8
 
 
+@pytest.fixture
+def grid(here: Path) -> Array:
+    """A folder ``in`` of 6 times and 3 channels; what it becomes."""
+    whole = np.stack([np.stack([image(10 * t + c) for c in range(3)]) for t in range(6)])
+    (here / "in").mkdir()
+    for t, c in np.ndindex(6, 3):
+        np.save(here / "in" / f"{t}{c}.npy", whole[t, c])
+    return whole
+
+
+def opened_grid(files_per_block: int) -> daskstack.Stack:
+    labels = r"(?P<t>\d)(?P<c>\d)"
+    return open_stack("in", labels=labels, axes=("t", "c"), files_per_block=files_per_block)
+
+
+@pytest.mark.parametrize("files_per_block", [1, 3, 6, 9, 12, 18])
+def test_of_a_grid_s_array_each_block_is_one_read_and_one_store(here: Path, grid: Array, files_per_block: int) -> None:
+    stack = opened_grid(files_per_block)
+    work = checked(stack.array + 1, stack)
+    plan = _planned(work, here / "out.npy")
+    graph, keys = work.tasks(plan.bounds, plan.target, str(here))
+    assert len(keys) == -(-18 // files_per_block)
+    assert len(graph) == 2 * len(keys)
+    store(stack.array + 1, "out.npy", like=stack, progress=False)
+    assert same(stored("out.npy"), grid + np.uint16(1))
+
+
+def test_chunks_of_a_grid_that_are_no_runs_of_items_are_cut_anew(grid: Array) -> None:
+    stack = opened_grid(1)
+    for chunks in ((2, 2), (6, 1), ((1, 2, 3), 3), ((2, 4), (1, 2))):
+        array = stack.array.rechunk((*chunks, -1, -1))
+        store(array, "out.npy", like=stack, overwrite=True, progress=False)
+        assert same(stored("out.npy"), grid)
+
+
 def test_blocks_of_other_chunks_are_each_computed_once(here: Path) -> None:
     def read(k: int) -> Array:
         with open("reads.txt", "a") as f:
@@ -556,3 +591,16 @@ def test_a_store_that_was_killed_leaves_nothing_behind_the_next(here: Path) -> N
     subprocess.run([sys.executable, "-c", script, "go"], check=True)
     assert os.listdir(here) == ["out.zarr"]
     assert same(stored("out.zarr"), np.ones((4, 3)))
+
+
+def test_a_store_at_work_is_not_swept_away_by_another(here: Path) -> None:
+    from daskstack import staging
+
+    plan = _planned(checked(da.ones(3), None), here / "out.npy")
+    held = staging.prepare(plan.out, plan.plan_id, {"derived": True}, plan.target)
+    store(da.zeros(4), "out.npy", progress=False)
+    assert os.listdir("out.npy.part") == [plan.plan_id]
+    os.close(held.lock)  # as when it is killed
+    store(da.ones(4), "out.npy", overwrite=True, progress=False)
+    assert sorted(os.listdir(here)) == ["out.npy", "out.npy.index.csv", "out.npy.json"]
+    assert same(stored("out.npy"), np.ones(4))
