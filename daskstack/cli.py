@@ -373,8 +373,8 @@ def _reported(options: dict[str, Any]) -> Iterator[None]:
         _fail(f"error: {exc}", USAGE if isinstance(exc, UsageError) else ERROR)
     except _Stopped as exc:
         command = shlex.join(["daskstack", *sys.argv[1:]])
-        kept = "".join(f": {note}" for note in getattr(exc, "__notes__", []))
-        _fail(f"stopped ({exc}){kept}\nnext  {command}", STOPPED)
+        kept = "; ".join(getattr(exc, "__notes__", ["nothing was kept"]))
+        _fail(f"stopped ({exc}): {kept}\nnext  {command}", STOPPED)
     except BrokenPipeError:  # the reader of our output went away, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ERROR)

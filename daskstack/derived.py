@@ -17,7 +17,7 @@ from daskstack.discover import Listing
 from daskstack.errors import BadFileError, UsageError
 from daskstack.readers import dims
 from daskstack.stack import FileStack
-from daskstack.tasks import BlockResult, Place, store_part
+from daskstack.tasks import BlockResult, Place, as_due, store_part
 from daskstack.text import count, nbytes, shape_text
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class DerivedArray:
         """Names of all axes: those of ``like`` where there are as many."""
         if self.like is not None and len(self.like.dims) == len(self.shape):
             return self.like.dims
-        return (*self.axes, *dims(self.shape[len(self.axes) :]))
+        own = dims(self.shape[len(self.axes) :])
+        return (*self.axes, *(f"item_{name}" if name in self.axes else name for name in own))
 
     @property
     def item_labels(self) -> dict[str, NDArray[Any]]:
@@ -86,7 +87,7 @@ class DerivedArray:
     def origin(self) -> dict[str, Any]:
         """That the array was derived, and from what."""
         origin = self.like.origin if self.like is not None else {"sources": [], "root": "", "options": {}}
-        return {**origin, "derived": True}
+        return {**origin, "derived": True, "resume_key": self.resume_key}
 
     @cached_property
     def content_id(self) -> str:
@@ -111,9 +112,20 @@ class DerivedArray:
         item_nbytes = math.prod(self.shape[len(self.axes) :]) * self.dtype.itemsize
         usual = blocks.items_per_block(total, item_nbytes)
         most = max(1, min(most_items or total, max(usual, blocks.BLOCK_NBYTES // max(1, item_nbytes))))
-        if len(self.grid) == 1 and max(self.source.chunks[0]) <= most:
-            return np.cumsum([0, *self.source.chunks[0]], dtype=np.int64)
+        own = self._own_bounds()
+        if own is not None and int(np.diff(own).max()) <= most:
+            return own
         return blocks.run_bounds(self.grid, blocks.tile_of(self.grid, min(usual, most)))
+
+    def _own_bounds(self) -> NDArray[np.int64] | None:
+        """Where the array's own chunks begin along its items; None where they are not runs of a grid."""
+        chunks = tuple(tuple(filter(None, c)) for c in self.source.chunks[: len(self.axes)])  # filters leave empty ones
+        if len(chunks) == 1:
+            return np.cumsum([0, *chunks[0]], dtype=np.int64)
+        tile = tuple(c[0] for c in chunks)
+        bounds = blocks.run_bounds(self.grid, tile)
+        is_run = blocks.as_run(self.grid, tile, (1,) * len(tile)) == tile
+        return bounds if is_run and blocks.chunks_along(self.grid, bounds) == chunks else None
 
     def scratch(self, bounds: NDArray[np.int64]) -> int:
         """What computing a block takes is the array's own business."""
@@ -140,12 +152,18 @@ class DerivedArray:
         import dask.array as da
 
         axes = len(self.axes)
-        slabs = self.source.rechunk((*blocks.chunks_along(self.grid, bounds), *((n,) for n in self.shape[axes:])))
+        chunks = (*blocks.chunks_along(self.grid, bounds), *((n,) for n in self.shape[axes:]))
+        slabs = self.source
+        if slabs.chunks != chunks:  # where blocks are joined, Dask casts and broadcasts without a word
+            slabs = da.map_blocks(_checked_block, slabs, dtype=slabs.dtype, meta=slabs._meta)  # noqa: SLF001
+            slabs = slabs.rechunk(chunks)
         starts = [np.cumsum([0, *c[:-1]]) for c in slabs.chunks[:axes]]
 
         def store(part: Any, block_id: tuple[int, ...]) -> BlockResult:
             at = [int(s[k]) for s, k in zip(starts, block_id, strict=False)]
-            return store_part(part, place, bounds, int(np.ravel_multi_index(at, place.target.grid)))
+            start = int(np.ravel_multi_index(at, place.target.grid))
+            shape = tuple(c[k] for c, k in zip(chunks, block_id, strict=True))
+            return store_part(part, shape, place, k=int(np.searchsorted(bounds, start)), start=start)
 
         results = da.map_blocks(
             store, slabs, dtype=object, meta=np.empty((0,) * slabs.ndim, object), chunks=(1,) * slabs.ndim
@@ -153,6 +171,11 @@ class DerivedArray:
         places = list(np.ndindex(*slabs.numblocks[:axes]))
         keys = [(results.name, *places[k], *((0,) * (slabs.ndim - axes))) for k in todo]
         return dict(results.__dask_optimize__(results.__dask_graph__(), keys)), keys
+
+
+def _checked_block(part: Any, block_info: Any) -> NDArray[Any]:
+    """A block of an array, if it is what the array states."""
+    return as_due(part, block_info[None]["dtype"], tuple(block_info[None]["chunk-shape"]))
 
 
 def checked(array: Any, like: FileStack | None, resume_key: str | None) -> DerivedArray:
@@ -179,6 +202,8 @@ def checked(array: Any, like: FileStack | None, resume_key: str | None) -> Deriv
         raise UsageError(f"the array's blocks are of {kind}", "convert them to NumPy: map_blocks(...)")
     if not array.shape[0]:
         raise UsageError("the array holds no items", "give one with at least one")
+    if like is not None and not isinstance(like, FileStack):
+        raise UsageError(f"like is {type(like).__name__}", "give the stack that open_stack() made, or a part of it")
     if like is not None and array.shape[: len(like.axes)] != like.grid:
         raise UsageError(
             f"the array has shape {shape_text(array.shape)}, like has {shape_text(like.grid)} items",

@@ -146,34 +146,54 @@ def grid_order(
     """
     values, codes = zip(*(_coded(arrays[name]) for name in axes), strict=True)
     grid = tuple(len(v) for v in values)
-    flat = np.zeros(len(names), dtype=np.int64)
-    for code, n in zip(codes, grid, strict=True):
-        flat = flat * n + code
-    order = np.argsort(flat, kind="stable")
-    placed = flat[order]
+    order = np.lexsort(codes[::-1])
+    placed = np.stack(codes)[:, order]
 
-    def text(position: int) -> str:
-        at = np.unravel_index(position, grid)
+    def text(at: Iterable[int]) -> str:
         return " ".join(f"{axis}={printable(str(v[int(k)]))}" for axis, v, k in zip(axes, values, at, strict=True))
 
-    twice = np.flatnonzero(placed[1:] == placed[:-1])
-    if len(twice):
-        places = [f"{text(int(placed[k]))}: {names[order[k]]}, {names[order[k + 1]]}" for k in twice]
-        raise LabelError(
-            f"{plural(len(twice), 'position')} of the grid {'has' if len(twice) == 1 else 'have'} two files: "
-            f"{listed(places, 2)}",
-            "name an axis that tells them apart, or leave out what is not meant",
-        )
+    _refuse_twice(placed, [names[k] for k in order], text)
     total = math.prod(grid)
     if total > len(names):
-        first = np.setdiff1d(np.arange(min(total, len(names) + SHOWN_MISSING)), placed)[:SHOWN_MISSING]
+        missing = [text(at) for at in _first_missing(placed, grid)]
         raise LabelError(
             f"{plural(total - len(names), 'position')} of {count(total)} of the grid ({', '.join(axes)}) "
-            f"{'has' if total - len(names) == 1 else 'have'} no file: {', '.join(text(int(k)) for k in first)}"
-            f"{' ...' if total - len(names) > len(first) else ''}",
+            f"{'has' if total - len(names) == 1 else 'have'} no file: {', '.join(missing)}"
+            f"{' ...' if total - len(names) > len(missing) else ''}",
             "add what is missing, or leave out its time, channel or the like by a pattern",
         )
     return order, grid
+
+
+def _refuse_twice(placed: NDArray[np.int64], names: Sequence[str], text: Callable[[Iterable[int]], str]) -> None:
+    """Name the positions, in order in the columns of ``placed``, that have several files."""
+    begins = np.flatnonzero(np.append(True, (placed[:, 1:] != placed[:, :-1]).any(axis=0)))
+    held = np.diff(np.append(begins, len(names)))
+    several = np.flatnonzero(held > 1)
+    if len(several):
+        where = zip(begins[several].tolist(), held[several].tolist(), strict=True)
+        places = [f"{text(placed[:, k])}: {listed(names[k : k + n])}" for k, n in where]
+        raise LabelError(
+            f"{plural(len(several), 'position')} of the grid {'has' if len(several) == 1 else 'have'} "
+            f"{'two' if held.max() == 2 else 'several'} files: {listed(places, 2)}",
+            "name an axis that tells them apart, or leave out what is not meant",
+        )
+
+
+def _first_missing(placed: NDArray[np.int64], grid: tuple[int, ...]) -> list[list[int]]:
+    """The first positions of a grid that have no file; it may be too large for its positions to be listed."""
+    most = placed.shape[1] + SHOWN_MISSING
+    flat = np.zeros(placed.shape[1], dtype=np.int64)
+    for code, n in zip(placed, grid, strict=True):
+        flat = np.minimum(flat * n + code, most)  # 64 bits do not hold every position of a grid
+    found = []
+    for position in np.setdiff1d(np.arange(min(math.prod(grid), most)), flat)[:SHOWN_MISSING].tolist():
+        at, rest = [], position
+        for n in reversed(grid):
+            rest, k = divmod(rest, n)
+            at.append(k)
+        found.append(at[::-1])
+    return found
 
 
 def _coded(values: NDArray[Any]) -> tuple[list[Any], NDArray[np.int64]]:

@@ -107,7 +107,8 @@ def run(plan: StorePlan, work: Storable, how: How) -> StoreReport:
     except BaseException as exc:  # noqa: BLE001  # it is raised again, with what is kept
         finished = _published_meanwhile(plan, work, how, held, exc)
         if finished is None:
-            kept = staging.remove(held, published=False) if held is not None else 0
+            keep = staging.can_be_resumed(work.origin)
+            kept = staging.remove(held, published=False, keep=keep) if held is not None else 0
             held = None
             raise _with_what_is_kept(exc, plan, kept) from exc.__cause__
         report, published = finished, True
@@ -311,8 +312,11 @@ def _gather(client: Any, graph: Mapping[Any, Any], keys: list[Any], told: Callab
             except DaskstackError:
                 raise
             except Exception as exc:
+                files = _files_of(graph[future.key])
+                if not files and not type(exc).__module__.startswith("distributed."):  # of a function of the user's
+                    raise
                 raise DaskstackError(
-                    f"the cluster gave up on a block: {type(exc).__name__}{_files_of(graph[future.key])}",
+                    f"the cluster gave up on a block: {type(exc).__name__}{files}",
                     "look at the workers' logs; the same command goes on",
                 ) from exc
             told(future.key, results[future.key])
@@ -334,7 +338,7 @@ def _raise_failures(plan: StorePlan, work: Storable, folder: str, results: list[
     place = {path: k for k, path in reversed(list(enumerate(work.listing.paths)))}
     once = {b.path: b for b in bad}
     ordered = sorted(once.values(), key=lambda b: place[b.path])
-    kept = len(receipts.read(folder, plan.plan_id))
+    kept = len(receipts.read(folder, plan.plan_id)) if staging.can_be_resumed(work.origin) else 0
     message = (
         f"{count(len(ordered))} of {plural(plan.files, 'file')} {'is' if len(ordered) == 1 else 'are'} bad; "
         f"{shown(plan.out)} not made"

@@ -399,7 +399,7 @@ def _clear_others(root: str, manifest: Mapping[str, Any], listing: Listing, *, r
                     "wait for it, or stop it",
                 ) from None
             try:
-                kept = len(receipts.read(folder, name))
+                kept = len(receipts.read(folder, name)) if can_be_resumed(other) else 0
                 if kept and not restart:
                     raise OutputError(
                         f"{shown(root)} holds {plural(kept, 'block')} of another build: "
@@ -410,6 +410,11 @@ def _clear_others(root: str, manifest: Mapping[str, Any], listing: Listing, *, r
                     _throw_away(folder)
             finally:
                 os.close(lock)
+
+
+def can_be_resumed(manifest: Mapping[str, Any]) -> bool:
+    """Whether another run can be of the same plan; of a Dask array only where the user gave a key for it."""
+    return "derived" not in manifest or manifest["resume_key"] is not None
 
 
 def _difference(now: Mapping[str, Any], listing: Listing, then: Mapping[str, Any], before: Listing | None) -> str:
@@ -479,8 +484,17 @@ def clear_published(out: str, plan_id: str) -> None:
             _remove_if_empty(root)
 
 
-def remove(staging: Staging, *, published: bool) -> int:
-    """Leave a staging folder: throw it away once its output is published, or if nothing was kept in it.
+def remove(staging: Staging, *, published: bool, keep: bool = True) -> int:
+    """Leave a staging folder: throw it away once its output is published, or if nothing is kept in it.
+
+    Parameters
+    ----------
+    staging : Staging
+        The folder.
+    published : bool
+        Whether its output is.
+    keep : bool, optional
+        Whether another run may go on with it.
 
     Returns
     -------
@@ -496,7 +510,7 @@ def remove(staging: Staging, *, published: bool) -> int:
             if published:
                 _throw_away(staging.folder)
             else:
-                kept = _kept(staging, aside)
+                kept = _kept(staging, aside, keep=keep)
         finally:
             os.close(staging.lock)
         if staging.root_is_own and not kept:
@@ -504,14 +518,14 @@ def remove(staging: Staging, *, published: bool) -> int:
     return kept
 
 
-def _kept(staging: Staging, aside: str) -> int:
+def _kept(staging: Staging, aside: str, *, keep: bool) -> int:
     """How many blocks are kept; where there are none and nobody else is at work, the folder is thrown away."""
     with suppress(OSError):
         kept = len(receipts.read(staging.folder, os.path.basename(staging.folder)))
-        if kept:
+        if kept and keep:
             return kept
         _flock(staging.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.isdir(aside) and not os.path.lexists(os.path.join(staging.folder, BAD_FILES)):
+        if not os.path.isdir(aside) and not (keep and os.path.lexists(os.path.join(staging.folder, BAD_FILES))):
             _throw_away(staging.folder)
     return 0
 

@@ -127,31 +127,32 @@ def store_block(k: int, read: BlockRead, place: Place, start: int) -> BlockResul
         return BlockResult(k, error=exc)
 
 
-def store_part(part: Any, place: Place, bounds: NDArray[np.int64], start: int) -> BlockResult:
+def store_part(part: Any, shape: tuple[int, ...], place: Place, *, k: int, start: int) -> BlockResult:
     """The same for a block that Dask has computed; it must be what its array promised.
 
     Dask believes what it is told of a block's type, dtype and shape, and stores what comes.
     """
-    k = int(np.searchsorted(bounds, start, side="right")) - 1
     try:
-        return _stored(k, _as_due(part, place.target, int(bounds[k + 1]) - start), place, start)
+        target = place.target
+        block = np.ascontiguousarray(as_due(part, target.dtype, shape), dtype=target.dtype)
+        axes = target.grid_axes
+        return _stored(k, block.reshape(math.prod(shape[:axes]), *shape[axes:]), place, start)
     except Exception as exc:  # noqa: BLE001  # raised again where the results are gathered
         return BlockResult(k, error=exc)
 
 
-def _as_due(part: Any, target: Target, items: int) -> NDArray[Any]:
-    """A computed block in C order and native byte order, its items along axis 0; refused if it is not what is due."""
-    item = target.shape[target.grid_axes :]
-    if type(part) is not np.ndarray:
+def as_due(part: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """A computed block as a plain array; refused if it is not what is due."""
+    if not isinstance(part, np.ndarray) or isinstance(part, np.ma.MaskedArray):
         raise DaskstackError(f"a block of the array is a {type(part).__name__}, due an ndarray", "mend the array")
-    if part.dtype.newbyteorder("=") != target.dtype:
-        raise DaskstackError(f"a block of the array is {part.dtype}, due {target.dtype}", "mend its dtype, or astype")
-    if part.shape[target.grid_axes :] != item or math.prod(part.shape[: target.grid_axes]) != items:
+    if part.dtype.newbyteorder("=") != dtype.newbyteorder("="):
+        raise DaskstackError(f"a block of the array is {part.dtype}, due {dtype}", "mend its dtype, or astype")
+    if part.shape != shape:
         raise DaskstackError(
-            f"a block of the array has shape {shape_text(part.shape)}, due {shape_text((items, *item))}",
+            f"a block of the array has shape {shape_text(part.shape)}, due {shape_text(shape)}",
             "mend the shape that it states",
         )
-    return np.ascontiguousarray(part, dtype=target.dtype).reshape(items, *item)
+    return np.asarray(part)
 
 
 def _stored(k: int, block: NDArray[Any], place: Place, start: int, **about: Any) -> BlockResult:

@@ -28,6 +28,7 @@ from daskstack.targets.zarr_group import (
     check_array,
     group_files,
     group_names,
+    has_other_attributes,
     read_array,
     read_record,
     record_path,
@@ -241,6 +242,7 @@ class ZarrTarget(Target):
             return (
                 _everything_in(out) == _with_folders(due)
                 and all(is_as_entered(os.path.join(out, name), entry) for name, entry in record["files"].items())
+                and not has_other_attributes(out)
                 and _sample_agrees(out, record)
             )
         except Exception:  # noqa: BLE001  # whatever a damaged group makes zarr raise

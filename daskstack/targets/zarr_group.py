@@ -58,14 +58,18 @@ def group_files(data: Mapping[str, Any], compression: Compression, index: Index)
 
 
 def check_array(data: Mapping[str, Any], compression: Compression) -> None:
-    """Raise, whatever zarr-python raises, where it has no metadata for such an array."""
+    """Raise, whatever zarr-python raises, where it has no metadata for such an array, or reads it as another."""
     import zarr
     from zarr.storage import MemoryStore
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        group = zarr.create_group(store=MemoryStore(), zarr_format=data["zarr_format"])
+        group: Any = zarr.create_group(store=MemoryStore(), zarr_format=data["zarr_format"])
         _create_data(group, data, compression, [])
+        array = group[DATA]
+        if array.dtype != data["dtype"]:
+            raise TypeError(f"it would become {array.dtype}")
+        array[tuple(slice(0, 1) for _ in data["shape"])]  # some it writes, but does not read
 
 
 def _create_column(group: Any, name: str, dims: tuple[str, ...], values: NDArray[Any]) -> None:
@@ -139,12 +143,22 @@ def record_path(out: str) -> str:
 def read_record(out: str) -> dict[str, Any] | None:
     """How a group was made; None where daskstack did not make it."""
     try:
-        text = json.loads(files.read_regular(record_path(out), MOST_RECORD_BYTES))
-        attributes = text["attributes"] if "zarr_format" in text else text
+        attributes = _attributes(out)
         record: dict[str, Any] = attributes["daskstack"]
         return record if attributes["crc32c"] == record_checksum(record) else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def has_other_attributes(out: str) -> bool:
+    """Whether somebody gave a group attributes of their own."""
+    return _attributes(out).keys() != {"daskstack", "crc32c"}
+
+
+def _attributes(out: str) -> dict[str, Any]:
+    text = json.loads(files.read_regular(record_path(out), MOST_RECORD_BYTES))
+    attributes: dict[str, Any] = text["attributes"] if "zarr_format" in text else text
+    return attributes
 
 
 def group_names(record: Mapping[str, Any]) -> set[str]:
