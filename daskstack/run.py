@@ -184,10 +184,8 @@ def _with_what_is_kept(exc: BaseException, plan: StorePlan, kept: int) -> BaseEx
         size = nbytes(kept * int(np.diff(plan.bounds).max()) * plan.target.item_nbytes)
         advice = f"make room (or raise the quota), same command; to give up: rm -r {root}"
         return NoSpaceError(f"{exc.message}; {plural(kept, 'block')} kept (up to {size})", advice)
-    if not isinstance(exc, DaskstackError):
-        exc.add_note(
-            f"{count(kept)} of {plural(plan.blocks, 'block')} are safe in {root}" if kept else "nothing was kept"
-        )
+    if kept and not isinstance(exc, DaskstackError):
+        exc.add_note(f"{count(kept)} of {plural(plan.blocks, 'block')} are safe in {root}")
     return exc
 
 

@@ -293,7 +293,7 @@ def test_apple_double_is_told(folder: Path) -> None:
         npy(folder / f"a_{k}.npy", frame(k))
         (folder / f"._a_{k}.npy").write_bytes(b"\x00\x05\x16\x07" + bytes(90))
     refuses(folder, [folder / "a_0.npy", folder / "._a_1.npy"], "._a_1.npy", says=["AppleDouble"])
-    done = command("build", "--verbose", folder, folder.parent / "out.npy")
+    done = command("build", "--verbose", "--restart", folder, folder.parent / "out.npy")
     assert done.returncode == 0
     assert re.search(r"left out.*\b3\b|\b3\b.*left out", done.stdout + done.stderr)
 
