@@ -108,7 +108,7 @@ class DerivedArray:
         usual = blocks.items_per_block(total, item_nbytes)
         most = max(1, min(most_items or total, max(usual, blocks.BLOCK_NBYTES // max(1, item_nbytes))))
         if len(self.grid) == 1 and max(self.source.chunks[0]) <= most:
-            return np.cumsum([0, *self.source.chunks[0]], dtype=np.int64)
+            return np.cumsum([0, *(n for n in self.source.chunks[0] if n)], dtype=np.int64)
         return blocks.run_bounds(self.grid, blocks.tile_of(self.grid, min(usual, most)))
 
     def scratch(self, bounds: NDArray[np.int64]) -> int:
