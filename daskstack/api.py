@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from daskstack import discover, files, targets
-from daskstack.cluster import check_scheduler, connected
+from daskstack.cluster import check_place, check_scheduler, connected
 from daskstack.derived import checked
 from daskstack.discover import Listing, Source
 from daskstack.errors import BadFileError, UsageError
@@ -389,8 +389,8 @@ def store(
     Raises
     ------
     UsageError
-        It is no Dask array of plain NumPy blocks, its chunk sizes are unknown, or it is not as long as
-        ``like``.
+        It is no Dask array of plain NumPy blocks, its chunk sizes are unknown, it is not as long as
+        ``like``, or it was persisted on a cluster and ``scheduler`` is none of its own.
     BadFilesError
         Reading for it met bad files; nothing is published.
     DaskstackError
@@ -407,6 +407,7 @@ def store(
     """
     work = checked(array, like)
     made = _planned(work, out, **options)
+    check_place(array, made.scheduler)
     return _carried_out(made, work, progress=progress, scheduler=options.get("scheduler"))
 
 
