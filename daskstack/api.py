@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack import discover, files, staging, targets
-from daskstack.cluster import check_scheduler, connected
+from daskstack.cluster import check_place, check_scheduler, connected
 from daskstack.derived import checked
 from daskstack.discover import Listing, Source
 from daskstack.errors import BadFileError, BadFilesError, UsageError
@@ -551,8 +551,8 @@ def store(
     Raises
     ------
     UsageError
-        It is no Dask array of plain NumPy blocks, its chunk sizes are unknown, or it is not as long as
-        ``like``.
+        It is no Dask array of plain NumPy blocks, its chunk sizes are unknown, it is not as long as
+        ``like``, or it was persisted on a cluster and ``scheduler`` is none of its own.
     BadFilesError
         Reading for it met bad files; nothing is published.
     DaskstackError
@@ -568,8 +568,10 @@ def store(
     (dtype('float64'), array([False, False,  True]))
     """
     work = checked(array, like, resume_key)
+    made = _planned(work, out, **options)
+    check_place(array, made.scheduler)
     chosen = make_how(progress=progress, restart=restart)
-    return _carried_out(_planned(work, out, **options), work, chosen, options.get("scheduler"))
+    return _carried_out(made, work, chosen, options.get("scheduler"))
 
 
 def _planned(

@@ -356,8 +356,10 @@ def _say(text: object, options: dict[str, Any]) -> None:
 def _reported(options: dict[str, Any]) -> Iterator[None]:
     """Turn what goes wrong into one message on stderr and an exit status."""
     level = logging.DEBUG if options["verbose"] else logging.ERROR if options["quiet"] else logging.WARNING
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("daskstack").setLevel(level)
+    logger = logging.getLogger("daskstack")
+    logger.setLevel(level)
+    if not logger.handlers:  # not of the root, which distributed would fill with all that it does
+        logger.addHandler(logging.StreamHandler())
     warnings.showwarning = _show_warning
     if options["quiet"]:
         warnings.simplefilter("ignore", StackWarning)

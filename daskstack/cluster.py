@@ -77,6 +77,21 @@ def check_scheduler(scheduler: object, workers: int | None) -> str:
     )
 
 
+def check_place(array: Any, name: str) -> None:
+    """Refuse to compute here what was persisted on a cluster; local schedulers would miss its blocks.
+
+    Raises
+    ------
+    UsageError
+        Blocks of the Dask array lie on a cluster, and ``name`` is a local scheduler.
+    """
+    distributed = sys.modules.get("distributed")
+    if distributed is None or name not in LOCAL:
+        return
+    if any(isinstance(task, distributed.Future) for task in dict(array.__dask_graph__()).values()):
+        raise UsageError("the array, or a part of it, lies on a Dask cluster", "give its Client: scheduler=client")
+
+
 @contextmanager
 def connected(name: str, scheduler: object, workers: int) -> Iterator[Any]:
     """The Client that a plan's tasks go to; None where they stay on this machine's local schedulers.

@@ -12,23 +12,32 @@ import errno
 import gzip
 import io
 import math
+import multiprocessing
 import os
 import pickle
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+import dask
+import dask.array as da
 import numpy as np
 import pytest
+import tensorstore
 import tifffile
+import zarr
 from conftest import published
+from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 
 import daskstack
@@ -109,6 +118,81 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class Way:
+    """A kind of output, and who makes it."""
+
+    kind: str
+    scheduler: Any
+    threads: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"scheduler": self.scheduler, "threads": self.threads, "progress": False}
+        return options | ({"zarr_format": 2} if self.kind == "zarr 2" else {})
+
+    def name(self, stem: str = "out") -> str:
+        return f"{stem}.{self.kind[:4].strip()}"
+
+    def read(self, out: Path, label: str | None = None) -> Array:
+        """The array of an output, or one of its labels, with nothing of daskstack."""
+        if self.kind == "npy":
+            return np.asarray(np.load(out.with_suffix(f".{label}.npy") if label else out, max_header_size=1 << 20))
+        group = zarr.open_group(str(out), mode="r", zarr_format=2 if self.kind == "zarr 2" else 3)
+        return np.asarray(group[label or "data"][...])  # type: ignore[index]
+
+
+PLAIN = (Way("npy", "threads"), Way("npy", "synchronous"))
+OUTPUTS = ("npy", "zarr", "zarr 2")
+EVERY_SCHEDULER = ("synchronous", "threads", "processes", "client")
+EVERY_WAY = pytest.mark.parametrize(
+    "way", [(k, s) for k in OUTPUTS for s in EVERY_SCHEDULER], indirect=True, ids=" by ".join
+)
+# each kind of output and each scheduler once at least, where a test is about neither
+SOME = [("npy", "client"), ("zarr", "processes"), ("zarr", "synchronous"), ("zarr 2", "threads")]
+SOME_WAYS = pytest.mark.parametrize("way", SOME, indirect=True, ids=" by ".join)
+# where tasks are at work at the same time
+RACING = [*((kind, "threads") for kind in OUTPUTS), ("zarr", "client"), ("zarr 2", "processes")]
+RACING_WAYS = pytest.mark.parametrize("way", RACING, indirect=True, ids=" by ".join)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A cluster that is there already, its workers in a folder of their own."""
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=2,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            worker_dashboard_address="127.0.0.1:0",
+            local_directory=str(tmp_path_factory.mktemp("workers")),
+            silence_logs=50,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest) -> Iterator[Way]:
+    kind, scheduler = request.param
+    threads = 8 if scheduler == "threads" else None
+    if scheduler == "client":
+        yield Way(kind, request.getfixturevalue("client"))
+    elif scheduler == "processes":
+        with dask.config.set(pool=request.getfixturevalue("pool")):  # processes that stay: no test starts its own
+            yield Way(kind, scheduler, 2)
+    else:
+        yield Way(kind, scheduler, threads)
+
+
 def contents(folder: Path) -> dict[str, object]:
     """All that lies in a folder: targets of links, bytes and times of files."""
     found: dict[str, object] = {}
@@ -135,19 +219,25 @@ def assert_same(found: Array, due: Array) -> None:
 
 
 def gives(
-    folder: Path, sources: Any, due: Array, *, labelled: Mapping[str, Sequence[Any]] | None = None, **options: Any
+    folder: Path,
+    sources: Any,
+    due: Array,
+    *,
+    ways: Sequence[Way] = PLAIN,
+    labelled: Mapping[str, Sequence[Any]] | None = None,
+    **options: Any,
 ) -> None:
     """Hold array and labels that the sources make against those that are due."""
     before = contents(folder)
-    for scheduler in SCHEDULERS:
-        out = folder.parent / f"{scheduler}{len(os.listdir(folder.parent))}.npy"
+    for way in ways:
+        out = folder.parent / way.name(str(len(os.listdir(folder.parent))))
         stack = daskstack.open_stack(sources, **options)
-        stack.to_npy(out, scheduler=scheduler, progress=False)
-        assert_same(np.load(out, max_header_size=1 << 20), due)
+        daskstack.build(sources, out, **options, **way.options)
+        assert_same(way.read(out), due)
         assert labelled is None or set(stack.labels) == set(labelled)
         for name, values in (labelled or {}).items():
             assert stack.labels[name].tolist() == list(values)
-            assert np.load(out.with_suffix(f".{name}.npy")).tolist() == list(values)
+            assert way.read(out, name).tolist() == list(values)
         assert not os.path.lexists(f"{out}.part")
     assert contents(folder) == before
 
@@ -156,16 +246,17 @@ def refuses(
     folder: Path,
     sources: Any,
     *bad: str,
+    ways: Sequence[Way] = PLAIN,
     error: type[DaskstackError] = BadFilesError,
     says: Sequence[str] = (),
     **options: Any,
 ) -> str:
     """Hold the report of a build that must fail against the bad files' names, and look for what it left behind."""
     before, beside = contents(folder), published(folder.parent)
-    for scheduler in SCHEDULERS:
-        out = folder.parent / "out.npy"
+    for way in ways:
+        out = folder.parent / way.name()
         with pytest.raises(error) as caught:
-            daskstack.build(sources, out, scheduler=scheduler, restart=True, progress=False, **options)
+            daskstack.build(sources, out, restart=True, **options, **way.options)
         report = str(caught.value)
         assert [text for text in (*bad, *says) if text not in report] == []
         if isinstance(caught.value, BadFilesError):
@@ -1311,10 +1402,11 @@ def test_another_size_of_tiff(folder: Path, shape: tuple[int, ...], join: str) -
 
 
 # the same: who comes first says what is due, and all others are named
-def test_another_size_comes_first(folder: Path) -> None:
+@EVERY_WAY
+def test_another_size_comes_first(folder: Path, way: Way) -> None:
     for k in range(5):
         npy(folder / f"i{k}.npy", frame(k, SHAPE if k else (1, 7)))
-    refuses(folder, folder, *(f"i{k}.npy" for k in range(1, 5)), says=["(1, 7)", str(SHAPE)])
+    refuses(folder, folder, *(f"i{k}.npy" for k in range(1, 5)), says=["(1, 7)", str(SHAPE)], ways=[way])
 
 
 def test_another_size_on_the_command_line(folder: Path) -> None:
@@ -1348,16 +1440,18 @@ def test_another_dtype(folder: Path, first: str, later: str, bad: list[int], joi
 
 @pytest.mark.parametrize(("first", "later"), [("uint8", "uint16"), ("uint16", "int16"), ("uint16", "float32")])
 @JOINS
-def test_another_dtype_of_tiff(folder: Path, first: str, later: str, join: str) -> None:
+@SOME_WAYS
+def test_another_dtype_of_tiff(folder: Path, first: str, later: str, join: str, way: Way) -> None:
     for k in range(4):
         tiff(folder / f"u{k}.tif", frame(k, dtype=later if k in (1, 3) else first))
-    refuses(folder, folder, "u1.tif", "u3.tif", says=[first, later], join=join)
+    refuses(folder, folder, "u1.tif", "u3.tif", says=[first, later], join=join, ways=[way])
 
 
 # dask/dask-image#200: each label belongs to its image
 @pytest.mark.parametrize("sort_by", [None, ["kind"], ["kind", "n"], ["n"]], ids=str)
 @pytest.mark.parametrize("listed", [True, False])
-def test_labels_belong_to_images(folder: Path, sort_by: list[str] | None, listed: bool) -> None:
+@SOME_WAYS
+def test_labels_belong_to_images(folder: Path, sort_by: list[str] | None, listed: bool, way: Way) -> None:
     numbers = list(range(0, 240, 7))
     kind = {n: "dark" if n % 3 == 0 else "light" for n in numbers}
     paths = {n: npy(folder / f"s{n}_{kind[n]}.npy", np.full((3, 4), n, "uint16")) for n in reversed(numbers)}
@@ -1373,29 +1467,35 @@ def test_labels_belong_to_images(folder: Path, sort_by: list[str] | None, listed
         labels=r"s(?P<n>\d+)_(?P<kind>[a-z]+)",
         sort_by=sort_by,
         labelled={"n": order, "kind": [kind[n] for n in order]},
+        ways=[way],
     )
 
 
 @pytest.mark.parametrize("key", [slice(None, None, 3), slice(None, None, -1), [5, 0, 5, 2], slice(4, 9)], ids=str)
-@pytest.mark.parametrize("kind", ["npy", "tif"])
-@JOINS
-def test_labels_belong_to_images_of_a_part(folder: Path, key: Any, kind: str, join: str) -> None:
+@pytest.mark.parametrize(("kind", "join"), [("npy", "stack"), ("tif", "concat")])
+@SOME_WAYS
+def test_labels_belong_to_images_of_a_part(folder: Path, key: Any, kind: str, join: Any, way: Way) -> None:
     rows = np.arange(12).repeat(1 if join == "stack" else 2)
     for k in range(12):
         SAVE[kind](folder / f"s{k}.{kind}", np.full((2, *SHAPE), k, "uint16"))
     due = np.stack([np.full(SHAPE if join == "concat" else (2, *SHAPE), k, "uint16") for k in rows[key]])
-    part = daskstack.open_stack(folder, labels=r"s(?P<k>\d+)", join=join)[key]  # type: ignore[arg-type]
+    whole = daskstack.open_stack(folder, labels=r"s(?P<k>\d+)", join=join)
+    part, out = whole[key], folder.parent / way.name()
     assert part.labels["k"].tolist() == rows[key].tolist()
     assert_same(part.array.compute(scheduler="synchronous"), due)
-    part.to_npy(folder.parent / "out.npy", progress=False)
-    assert_same(np.load(folder.parent / "out.npy"), due)
-    assert np.load(folder.parent / "out.k.npy").tolist() == rows[key].tolist()
+    daskstack.store(whole.array[key], out, like=part, **way.options)  # Dask's own slice of the whole
+    assert_same(way.read(out), due)
+    assert way.read(out, "k").tolist() == rows[key].tolist()
+    assert daskstack.open(out).files == tuple(str(folder / f"s{k}.{kind}") for k in rows[key])
 
 
 # scverse/spatialdata#929, dask/dask#12581, sgkit-dev/sgkit#296, pydata/xarray#2335: joined files of several lengths
 @pytest.mark.parametrize("rows", [[3, 2, 4, 1, 3], [1, 1, 1], [7], [1, 20, 2], [0, 3, 0, 2]], ids=str)
 @pytest.mark.parametrize(("kind", "files_per_block"), [("C", None), ("C", 2), ("F", None), ("pages", 1)])
-def test_files_of_several_lengths(folder: Path, rows: list[int], kind: str, files_per_block: int | None) -> None:
+@SOME_WAYS
+def test_files_of_several_lengths(
+    folder: Path, rows: list[int], kind: str, files_per_block: int | None, way: Way
+) -> None:
     due = frames(sum(rows), (4, 6))
     file_of = [k for k in range(len(rows)) for _ in range(rows[k])]
     for k, part in enumerate(np.split(due, np.cumsum(rows)[:-1])):
@@ -1404,42 +1504,128 @@ def test_files_of_several_lengths(folder: Path, rows: list[int], kind: str, file
         elif len(part):  # a TIFF file holds a page at least
             paged(folder / f"c{k}.tif", part)
     asked = {"labels": r"c(?P<k>\d)\.", "join": "concat", "files_per_block": files_per_block}
-    gives(folder, folder, due, labelled={"k": file_of}, **asked)
+    gives(folder, folder, due, labelled={"k": file_of}, ways=[way], **asked)
 
 
-def test_files_of_several_lengths_many_times(folder: Path) -> None:
+@RACING_WAYS
+def test_files_of_several_lengths_many_times(folder: Path, way: Way) -> None:
     rows = [3, 2, 4, 1, 3]
     due = frames(sum(rows), (6,))
     for k, part in enumerate(np.split(due, np.cumsum(rows)[:-1])):
         npy(folder / f"c{k}.npy", part)
-    for k in range(20):
-        out = folder.parent / f"{k}.npy"
-        daskstack.build(folder, out, join="concat", files_per_block=1, threads=8, progress=False)
-        assert_same(np.load(out), due)
+    gives(folder, folder, due, join="concat", files_per_block=1, ways=[way] * (20 if way.scheduler == "threads" else 5))
+
+
+# the same of any Dask array: no two tasks write the same file, and what lies beside a block stays
+BLOCKS: dict[str, tuple[int | tuple[int, ...], ...]] = {
+    "unlike the chunks": (5, 4, 3),
+    "irregular": ((1, 7, 2, 3), (6, 3), (11,)),
+    "with none": ((3, 0, 10), (9,), (11,)),
+    "one": (13, 9, 11),
+}
+DERIVED: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Array]]] = {
+    "itself": (lambda a: a, lambda a: a),
+    "computed": (lambda a: a.map_blocks(lambda b: b + 1), lambda a: a + 1),
+    "turned": (lambda a: a.T[::-1], lambda a: a.T[::-1]),
+    "twice": (lambda a: da.concatenate([a, a[:3]]), lambda a: np.concatenate([a, a[:3]])),
+    "reduced": (lambda a: a.sum(axis=(1, 2)), lambda a: a.sum(axis=(1, 2))),
+    "Fortran order": (lambda a: a.map_blocks(np.asfortranarray, dtype="u2"), lambda a: a),
+    "big-endian": (lambda a: a.astype(">f4"), lambda a: a.astype("f4")),
+    "broadcast": (lambda a: da.broadcast_to(a[0], (7, 9, 11)), lambda a: np.broadcast_to(a[0], (7, 9, 11))),
+    "dates": (lambda a: a.astype("M8[s]"), lambda a: a.astype("M8[s]")),
+}
+NO_SPECIFICATION = "ignore:The data type:zarr.errors.UnstableSpecificationWarning"  # zarr, of dates in Zarr 3
+
+
+@pytest.mark.filterwarnings(NO_SPECIFICATION)
+@pytest.mark.parametrize("derived", DERIVED.values(), ids=DERIVED)
+@pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_each_file_of_a_derived_array_is_written_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, blocks: Any, derived: tuple[Any, Any]
+) -> None:
+    whole, way = frames(13, (9, 11)), Way(kind, "synchronous")
+    array, due = derived[0](da.from_array(whole, chunks=blocks)), derived[1](whole)
+    tiles: dict[str, Any] = {} if kind == "npy" else {"chunks": (2,) * due.ndim}
+    if kind == "zarr":
+        tiles["shards"] = (4,) * due.ndim
+    written, real = [], os.rename
+
+    def rename(source: str, target: str) -> None:
+        written.append(os.path.basename(target))
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    out = folder.parent / way.name()
+    daskstack.store(array, out, **tiles, **way.options)
+    assert_same(way.read(out), np.ascontiguousarray(due))
+    if kind != "npy":
+        step = 4 if kind == "zarr" else 2
+        data = [name for name in os.listdir(out / "data") if re.fullmatch(r"(c\.)?\d+(\.\d+)*", name)]
+        assert len(data) == math.prod(-(-n // step) for n in due.shape)
+        assert sorted(name for name in written if name in data) == sorted(data)
+
+
+# dask/dask#12583, zarr-developers/zarr-python#3682, pydata/xarray#10831: chunks or shards across blocks
+TILES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((1, 4, 4), (4, 8, 8)),
+    ((3, 3, 8), (6, 9, 8)),
+    ((7, 1, 5), (7, 8, 5)),
+]
+
+
+@RACING_WAYS
+@pytest.mark.parametrize("of", ["files", "array"])
+def test_chunks_across_blocks_many_times(folder: Path, way: Way, of: str) -> None:
+    due = frames(10, (8, 8), "int64")
+    for k in range(10):
+        npy(folder / f"a{k:02}.npy", due[k])
+    stack = daskstack.open_stack(folder, files_per_block=3)
+    for k in range(20 if way.scheduler == "threads" else 5):
+        chunks, shards = TILES[k % 3]
+        tiles: dict[str, Any] = {"npy": {}, "zarr": {"chunks": chunks, "shards": shards}, "zarr 2": {"chunks": chunks}}[
+            way.kind
+        ]
+        out = folder.parent / way.name(str(k))
+        if of == "files":
+            daskstack.build(folder, out, **tiles, **way.options)
+        else:
+            daskstack.store(stack.array.rechunk((k % 3 + 2, 5, 8)), out, like=stack, **tiles, **way.options)
+        assert_same(way.read(out), due)
 
 
 # dask/dask#586, gwmod/nlmod#395: the same path, new content
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("kind", ["npy", "tif"])
-@JOINS
-def test_new_content(folder: Path, scheduler: str, kind: str, join: Any) -> None:
+@pytest.mark.parametrize(("kind", "join"), [("npy", "concat"), ("tif", "stack")])
+@EVERY_WAY
+def test_new_content(folder: Path, kind: str, join: Any, way: Way) -> None:
     paths = [SAVE[kind](folder / f"f{k}.{kind}", frame(k)) for k in range(2)]
     joined = np.concatenate if join == "concat" and kind == "npy" else np.stack
     old, new = joined([frame(0), frame(1)]), joined([frame(0), frame(9)])
-    out = folder.parent / "out.npy"
-    options: dict[str, Any] = {"join": join, "scheduler": scheduler, "progress": False}
-    first = daskstack.open_stack(paths, join=join).array.persist(scheduler=scheduler)
+    out = folder.parent / way.name()
+    options: dict[str, Any] = {"join": join, **way.options}
+    first = daskstack.open_stack(paths, join=join).array.persist(scheduler=way.scheduler)
     daskstack.build(paths, out, **options)
     SAVE[kind](Path(paths[1]), frame(9))
     second = daskstack.open_stack(paths, join=join).array
     assert first.name != second.name
-    assert_same(second.compute(scheduler=scheduler), new)
-    assert_same(first.compute(scheduler=scheduler), old)
+    assert_same(second.compute(scheduler=way.scheduler), new)
+    assert_same(first.compute(scheduler=way.scheduler), old)
     with pytest.raises(OutputExistsError, match=rf"f1\.{kind}"):  # the old output does not pass for one of the new file
         daskstack.build(paths, out, **options)
-    assert_same(np.load(out), old)
+    assert_same(way.read(out), old)
     daskstack.build(paths, out, overwrite=True, **options)
-    assert_same(np.load(out), new)
+    assert_same(way.read(out), new)
+    daskstack.store(first, out, overwrite=True, **way.options)  # where it was persisted
+    assert_same(way.read(out), old)
+
+
+# the same: what lies on a cluster is asked for there, or it is said so
+@pytest.mark.parametrize("scheduler", ["threads", "synchronous", "processes", None])
+def test_persisted_on_a_cluster(folder: Path, client: Client, scheduler: str | None) -> None:
+    array = client.persist(da.from_array(frames(3), chunks=1)) + 1
+    with pytest.raises(UsageError, match=r"lies on a Dask cluster\nnext  give its Client: scheduler=client"):
+        daskstack.store(array, folder.parent / "out.npy", scheduler=scheduler, progress=False)
+    assert os.listdir(folder.parent) == ["in"]
 
 
 # ------------------------------------------------------------------------------------------ storing
@@ -1453,13 +1639,15 @@ def in_the_way(path: Path, what: str) -> None:
         path.symlink_to("nowhere")
     elif what == "empty":
         path.touch()
+    elif path.suffix == ".zarr":
+        zarr.create_array(str(path / "data"), data=frame(77))
     else:
         npy(path, frame(77))
 
 
 # pydata/xarray#11159, ome/ome-zarr-py#555: the output, or what lies beside it, is there already
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("name", ["out.npy", "out.npy.index.csv", "out.npy.json", "out.k.npy"])
+@pytest.mark.parametrize("name", ["out.npy", "out.npy.index.csv", "out.npy.json", "out.k.npy", "out.zarr"])
 @pytest.mark.parametrize("what", ["array", "folder", "link", "empty"])
 def test_output_exists(folder: Path, what: str, name: str, overwrite: bool) -> None:
     for k in range(2):
@@ -1467,37 +1655,48 @@ def test_output_exists(folder: Path, what: str, name: str, overwrite: bool) -> N
     in_the_way(folder.parent / name, what)
     before = contents(folder.parent)
     options: dict[str, Any] = {"labels": r"a(?P<k>\d)", "overwrite": overwrite}
-    refuses(folder, folder, error=OutputExistsError, says=[name, "not touched"], **options)
+    tried = [Way(kind, s) for kind in (["zarr", "zarr 2"] if name == "out.zarr" else ["npy"]) for s in SCHEDULERS]
+    refuses(folder, folder, error=OutputExistsError, says=[name, "not touched"], ways=tried, **options)
+    stack = daskstack.open_stack(folder, labels=options["labels"])
+    with pytest.raises(OutputExistsError, match=f"{name} exists and was not made by daskstack; it was not touched"):
+        daskstack.store(stack.array + 1, folder.parent / tried[0].name(), like=stack, overwrite=overwrite)
     assert contents(folder.parent) == before
 
 
-def test_output_exists_on_the_command_line(folder: Path) -> None:
+@pytest.mark.parametrize("name", ["out.npy", "out.zarr"])
+def test_output_exists_on_the_command_line(folder: Path, name: str) -> None:
     for k in range(2):
         npy(folder / f"a{k}.npy", frame(k))
-    out = folder.parent / "out.npy"
-    npy(out, frame(77))
-    before = out.read_bytes()
-    command_refuses(folder, folder, out, says=["error: ", "out.npy exists", "not touched", "next "])
-    assert out.read_bytes() == before
+    in_the_way(folder.parent / name, "array")
+    before = contents(folder.parent)
+    says = ["error: ", f"{name} exists and was not made by daskstack; it was not touched\nnext  choose another OUT\n"]
+    command_refuses(folder, folder, folder.parent / name, says=says)
+    assert contents(folder.parent) == before
 
 
 # the same where the output is daskstack's own: nothing to do, refused, or replaced when asked
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@SOME_WAYS
 @pytest.mark.parametrize("change", [{"limit": 2}, {"labels": {"k": r"a(\d)"}}, {"join": "concat"}], ids=str)
-def test_own_output_exists(folder: Path, scheduler: str, change: dict[str, Any]) -> None:
+def test_own_output_exists(folder: Path, way: Way, change: dict[str, Any]) -> None:
     for k in range(3):
         npy(folder / f"a{k}.npy", frame(k))
-    out = folder.parent / "out.npy"
-    options: dict[str, Any] = {"scheduler": scheduler, "progress": False}
+    out, options = folder.parent / way.name(), way.options
     daskstack.build(folder, out, **options)
     before = contents(folder.parent)
     assert daskstack.build(folder, out, **options).files == 0
-    with pytest.raises(OutputExistsError, match=r"out\.npy"):
+    with pytest.raises(OutputExistsError, match=re.escape(out.name)):
         daskstack.build(folder, out, **change, **options)
     assert contents(folder.parent) == before
     daskstack.build(folder, out, overwrite=True, **change, **options)
     due = frames(3)[: change.get("limit")]
-    assert_same(np.load(out), np.concatenate(due) if "join" in change else due)
+    due = np.concatenate(due) if "join" in change else due
+    assert_same(way.read(out), due)
+    array = daskstack.open(out).array + 1  # the output read while its successor grows
+    with pytest.raises(OutputExistsError, match="was made from other files or with other options"):
+        daskstack.store(array, out, **options)
+    assert_same(way.read(out), due)
+    daskstack.store(array, out, overwrite=True, **options)
+    assert_same(way.read(out), due + 1)
 
 
 # dask/dask#5942, fractal-analytics-platform/fractal-tasks-core#53: the output is one of the inputs
@@ -1523,19 +1722,35 @@ def test_output_is_an_input(folder: Path, by: str, source: str, overwrite: bool,
     assert contents(folder.parent) == before
 
 
+# the same where it is a folder that holds the inputs, or an array made of them
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["in.zarr", "a1.npy"])
+def test_output_holds_the_inputs(folder: Path, name: str, overwrite: bool) -> None:
+    place = folder if name == "a1.npy" else folder / "in.zarr"
+    place.mkdir(exist_ok=True)
+    stack = daskstack.open_stack([npy(place / f"a{k}.npy", frame(k)) for k in range(3)])
+    before = contents(folder)
+    for like in (stack, None):
+        with pytest.raises(OutputExistsError, match=rf"in/{re.escape(name)} .*; it was not touched"):
+            daskstack.store(stack.array + 1, folder / name, like=like, overwrite=overwrite, progress=False)
+    with pytest.raises(OutputExistsError, match=rf"in/{re.escape(name)} .*; it was not touched"):
+        daskstack.build(stack.files, folder / name, overwrite=overwrite, progress=False)
+    assert contents(folder) == before
+    assert sorted(os.listdir(folder)) == sorted(os.listdir(place) if place == folder else ["in.zarr"])
+
+
 # the same: what the first run made is no input of the second
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("source", ["", "*.npy", "**/*.npy", "[a-z]*"])
-def test_own_output_is_no_input(folder: Path, source: str, scheduler: str) -> None:
+@SOME_WAYS
+@pytest.mark.parametrize("source", ["", "*", "**/*.npy", "[a-z]*"])
+def test_own_output_is_no_input(folder: Path, source: str, way: Way) -> None:
     for k in range(3):
         npy(folder / f"a{k}.npy", frame(k))
-    out = folder / "out.npy"
-    options: dict[str, Any] = {"labels": {"k": r"a(\d)"}, "scheduler": scheduler, "progress": False}
+    out = folder / way.name()
     for files in (3, 0):
-        report = daskstack.build(str(folder / source), out, **options)
+        report = daskstack.build(str(folder / source), out, labels={"k": r"a(\d)"}, **way.options)
         assert (report.shape, report.files) == ((3, *SHAPE), files)
-        assert_same(np.load(out), frames(3))
-        assert np.load(folder / "out.k.npy").tolist() == [0, 1, 2]
+        assert_same(way.read(out), frames(3))
+        assert way.read(out, "k").tolist() == [0, 1, 2]
 
 
 def test_output_is_an_input_on_the_command_line(folder: Path) -> None:
@@ -1543,6 +1758,100 @@ def test_output_is_an_input_on_the_command_line(folder: Path) -> None:
         npy(folder / f"a{k}.npy", frame(k))
     says = ["error: ", "a1.npy is one of the inputs", "not touched"]
     command_refuses(folder, folder / "*.npy", folder / "a1.npy", "--overwrite", says=says)
+
+
+# zarr-developers/zarr-python#487, scverse/spatialdata#812, pangeo-data/rechunker#98: a chunk over 2 GiB
+@pytest.mark.parametrize("version", [3, 2])
+@pytest.mark.parametrize(
+    ("shape", "join"),
+    [
+        ((2**31 + 4096,), "stack"),
+        ((3, 2**16, 2**15), "concat"),
+        ((2, 2**31 + 4096), "concat"),
+        ((5, 2**31 - 1), "stack"),
+    ],
+    ids=str,
+)
+def test_chunk_over_2_gib(folder: Path, version: int, shape: tuple[int, ...], join: Any) -> None:
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}"
+    with_header(folder / "big.npy", header, b"")
+    os.truncate(folder / "big.npy", os.path.getsize(folder / "big.npy") + math.prod(shape))  # a hole
+    stack, out = daskstack.open_stack(folder, join=join), folder.parent / "out.zarr"
+    target: Any = stack.plan(out, zarr_format=version).target
+    assert math.prod(target.chunks) <= (4 << 20 if version == 3 else 128 << 20)
+    assert math.prod(target.shards) <= 128 << 20
+    whole = (1, *(-1,) * (stack.array.ndim - 1))
+    split = (1, *(1 << 12,) * (stack.array.ndim - 1))
+    asked: Any = stack.plan(out, zarr_format=version, chunks=split).target
+    assert asked.chunks == tuple(min(c, n) for c, n in zip(split, stack.shape, strict=True))
+    for store in (stack._store, lambda out, options, progress: daskstack.store(stack.array + 1, out, **options)):
+        with pytest.raises(UsageError, match=r"one chunk of \(1, [\d, ]+\) takes .* GB; codecs take 2 GiB"):
+            store(out, {"zarr_format": version, "chunks": whole}, progress=False)
+    assert os.listdir(folder.parent) == ["in"]
+
+
+# khanlab/zarrnii#189, fideus-labs/ngff-zarr#478, napari/napari#7215: a version of Zarr is wanted
+@pytest.mark.parametrize("by", ["build", "to_zarr", "plan", "store", "command"])
+@pytest.mark.parametrize("version", [2, 3, None])
+def test_version_of_zarr(folder: Path, version: int | None, by: str) -> None:
+    for k in range(3):
+        npy(folder / f"a{k}.npy", frame(k))
+    out = folder.parent / "out.zarr"
+    options: dict[str, Any] = {"zarr_format": version, "chunks": (2, 3, 4)}
+    stack = daskstack.open_stack(folder, labels={"k": r"a(\d)"})
+    if by == "build":
+        daskstack.build(folder, out, labels={"k": r"a(\d)"}, progress=False, **options)
+    elif by == "to_zarr":
+        stack.to_zarr(out, progress=False, **options)
+    elif by == "plan":
+        stack.carry_out(stack.plan(out, **options), progress=False)
+    elif by == "store":
+        daskstack.store(stack.array, out, like=stack, progress=False, **options)
+    else:
+        words = ["--zarr-format", version] if version else []
+        assert command("build", folder, out, "--label", r"k=a(\d)", "--chunks", "2,3,4", *words).returncode == 0
+    names = {path.name for path in out.rglob("*") if not path.is_dir() and not re.fullmatch(r"[c\d.]+", path.name)}
+    assert names == ({".zgroup", ".zattrs", ".zarray", ".zmetadata"} if version == 2 else {"zarr.json"})
+    spec = {"driver": "zarr" if version == 2 else "zarr3", "kvstore": {"driver": "file", "path": str(out / "data")}}
+    assert_same(np.asarray(tensorstore.open(spec).result().read().result()), frames(3))
+    assert Way("zarr 2" if version == 2 else "zarr", None).read(out, "k").tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("name", "version"), [("out.npy", 2), ("out.npy", 3), ("out.zarr", 1), ("out.zarr", 4)])
+def test_version_that_is_none(folder: Path, name: str, version: int) -> None:
+    npy(folder / "a.npy", frame(0))
+    with pytest.raises(UsageError, match="zarr_format"):
+        daskstack.build(folder, folder.parent / name, zarr_format=version, progress=False)
+    out = ["build", folder, folder.parent / name, "--zarr-format", version]
+    assert (done := command(*out)).returncode == 2
+    assert "zarr" in done.stderr
+    assert os.listdir(folder.parent) == ["in"]
+
+
+# dask/dask#9556, dask/dask#8974, dask/dask#4349: the target is written by other processes, in other folders
+@EVERY_WAY
+def test_target_in_other_processes(folder: Path, monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
+    due = frames(6)
+    for k in range(6):
+        npy(folder / f"a{k}.npy", due[k])
+    monkeypatch.chdir(folder.parent)  # the workers are elsewhere
+    daskstack.build("in/*.npy", way.name("files"), **way.options)
+    offset = 1
+    array = da.from_array(due, chunks=(2, 3, 7), lock=True).map_blocks(lambda block: block + offset, dtype="u2")
+    daskstack.store(array, way.name("array"), **way.options)
+    assert_same(way.read(Path(way.name("files"))), due)
+    assert_same(way.read(Path(way.name("array"))), due + 1)
+
+
+@pytest.mark.parametrize("name", ["out.npy", "out.zarr"])
+def test_workers_of_its_own_on_the_command_line(folder: Path, name: str) -> None:
+    due = frames(6)
+    for k in range(6):
+        npy(folder / f"a{k}.npy", due[k])
+    done = command("build", "in", name, "--workers", 2, cwd=folder.parent)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"100%  6/6 files  .*\n", done.stderr)  # nothing of what the cluster does
+    assert_same(Way(name[4:], None).read(folder.parent / name), due)
 
 
 LIMITED = """
@@ -1683,45 +1992,112 @@ def test_size_of_graph_with_a_file_a_block(folder: Path) -> None:
     gives(folder, [path] * 3_000, np.tile(np.arange(4, dtype="uint8"), (3_000, 1)))
 
 
+@SOME_WAYS
+def test_large_graph_gives_no_warning(folder: Path, way: Way) -> None:
+    path = npy(folder / "one.npy", np.arange(4, dtype="uint8"))
+    due = np.tile(np.arange(4, dtype="uint8"), (3_000, 1))
+    gives(folder, [path] * 3_000, due, ways=[way])  # a warning is an error here
+    out = folder.parent / way.name("derived")
+    stack = daskstack.open_stack([path] * 3_000)
+    daskstack.store(stack.array + 1, out, like=stack, **way.options)
+    assert_same(way.read(out), due + 1)
+
+
+# dask/distributed#5726, dask/distributed#4751: a script without a guard ends, and says why
+@pytest.mark.parametrize(
+    "call",
+    [
+        "daskstack.store(da.ones((4, 3)), 'out.zarr', workers=2)",
+        "daskstack.open_stack('in').to_zarr('out.zarr', scheduler='processes', zarr_format=2)",
+    ],
+)
+def test_script_without_a_guard(folder: Path, call: str) -> None:
+    npy(folder / "a.npy", frame(0))
+    (folder.parent / "script.py").write_text(f"import dask.array as da\nimport daskstack\n{call}\n")
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=folder.parent, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    says = "this script cannot start worker processes: each would run it again\nnext  put the call under: if __name__ == '__main__':\n"
+    assert done.stderr.endswith(says)
+    assert sorted(os.listdir(folder.parent)) == ["in", "script.py"]
+
+
+# dask/distributed#2694, dask/dask-jobqueue#122, dask/dask-jobqueue#481: a worker is killed
+@pytest.mark.parametrize(("kind", "of"), [("zarr", "files"), ("npy", "array")])
+def test_killed_worker(folder: Path, client: Client, kind: str, of: str) -> None:
+    due, killed = frames(6), folder.parent / "killed"
+    for k in range(6):
+        npy(folder / f"a{k}.npy", due[k])
+
+    def killer(path: str) -> Array:
+        if path.endswith("a3.npy") and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.asarray(np.load(path))
+
+    way = Way(kind, client)
+    out = folder.parent / way.name()
+    if of == "files":
+        daskstack.build(folder, out, reader=killer, **way.options)
+    else:
+        daskstack.store(daskstack.open_stack(folder, reader=killer).array + 1, out, **way.options)
+    assert killed.exists()
+    assert_same(way.read(out), due if of == "files" else due + 1)
+    assert not os.path.lexists(f"{out}.part")
+
+
 FEW = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 import daskstack
-daskstack.build(sys.argv[2], sys.argv[1], scheduler=sys.argv[3], join=sys.argv[4], files_per_block=100, progress=False)
+stack = daskstack.open_stack(sys.argv[2], join=sys.argv[4], files_per_block=100)
+daskstack.store(stack.array + 0, "derived" + sys.argv[1], like=stack, scheduler=sys.argv[3], progress=False)
+stack._store("out" + sys.argv[1], {"scheduler": sys.argv[3]}, progress=False)
 """
 
 
 # joblib/joblib#81, MITgcm/xmitgcm#11, logix-project/logix#22: too many open files
 @pytest.mark.parametrize(
-    ("kind", "scheduler", "join"),
-    [("npy", "threads", "stack"), ("npy", "synchronous", "concat"), ("tif", "threads", "concat")],
+    ("kind", "scheduler", "join", "suffix"),
+    [
+        ("npy", "threads", "stack", ".zarr"),
+        ("npy", "synchronous", "concat", ".npy"),
+        ("tif", "threads", "concat", ".npy"),
+    ],
 )
-def test_few_descriptors(folder: Path, kind: str, scheduler: str, join: str) -> None:
+def test_few_descriptors(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, scheduler: str, join: str, suffix: str
+) -> None:
     due = frames(300)
     for k in range(300):
         SAVE[kind](folder / f"a{k:03}.{kind}", due[k])
-    done = script(FEW, folder.parent / "out.npy", folder, scheduler, join)
+    monkeypatch.chdir(folder.parent)
+    done = script(FEW, suffix, folder, scheduler, join)
     assert done.returncode == 0, done.stderr
-    assert_same(np.load(folder.parent / "out.npy"), np.concatenate(due) if (kind, join) == ("npy", "concat") else due)
+    for stem in ("out", "derived"):
+        found = Way(suffix[1:], None).read(Path(stem + suffix))
+        assert_same(found, np.concatenate(due) if (kind, join) == ("npy", "concat") else due)
 
 
 # malariagen/malariagen-data-python#612, dask/distributed#5953: progress with every scheduler, none unasked
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("wanted", [None, True, False])
-@pytest.mark.parametrize("files_per_block", [None, 5])
-def test_progress(
-    folder: Path, capfd: pytest.CaptureFixture[str], scheduler: str, wanted: bool | None, files_per_block: int | None
-) -> None:
+@EVERY_WAY
+@pytest.mark.parametrize(("wanted", "of"), [(None, "files"), (True, "array"), (False, "array")])
+def test_progress(folder: Path, capfd: pytest.CaptureFixture[str], way: Way, wanted: bool | None, of: str) -> None:
     for k in range(12):
         npy(folder / f"a{k}.npy", frame(k))
-    out = folder.parent / "out.npy"
-    daskstack.build(folder, out, scheduler=scheduler, files_per_block=files_per_block, progress=wanted)
+    out, options = folder.parent / way.name(), {**way.options, "progress": wanted}
+    if of == "files":
+        daskstack.build(folder, out, files_per_block=5, **options)
+    else:
+        daskstack.store(daskstack.open_stack(folder).array + 1, out, **options)
     shown = capfd.readouterr()
     assert shown.out == ""
     if wanted is False:
         assert shown.err == ""
     else:
-        assert re.search(r"100% .*\b12/12 files\b", shown.err)
+        assert re.search(rf"^100%  12/12 {'files' if of == 'files' else 'items'}  ", shown.err, re.MULTILINE)
         assert "\r" not in shown.err  # no terminal
 
 
