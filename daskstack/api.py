@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -595,7 +595,7 @@ def _planned(
     return make_plan(
         work,
         path,
-        tiling=targets.Tiling(0, _sizes(chunks), _sizes(shards), compression, zarr_format),
+        tiling=targets.Tiling(0, _sizes("chunks", chunks), _sizes("shards", shards), compression, zarr_format),
         threads=threads,
         scheduler=check_scheduler(scheduler, workers),
         workers=workers,
@@ -610,8 +610,15 @@ def _carried_out(made: StorePlan, work: Storable, how: How, scheduler: str | Cli
         return run(made, work, replace(how, client=client))
 
 
-def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if sizes is None else tuple(int(n) for n in sizes)
+def _sizes(option: str, sizes: Any) -> tuple[int, ...] | None:
+    """Sizes along the axes, as plain integers."""
+    if sizes is None:
+        return None
+    if isinstance(sizes, str) or not isinstance(sizes, Iterable):
+        raise UsageError(f"{option}={sizes!r}", "give a size for each axis, as in (64, 64, 64)")
+    if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in sizes):
+        raise UsageError(f"{option}={sizes!r}", "give whole numbers, as in (64, 64, 64)")
+    return tuple(int(n) for n in sizes)
 
 
 def open(path: Source) -> Output:  # noqa: A001  # daskstack.open is what one looks for

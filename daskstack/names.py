@@ -27,7 +27,7 @@ Labels: TypeAlias = (
 )
 LabelArrays: TypeAlias = dict[str, NDArray[Any]]
 
-TAKEN = frozenset({"item", "file", "page", "size", "mtime", "checksum", "filled", "data", "index"})
+TAKEN = frozenset({"item", "file", "page", "size", "mtime", "checksum", "filled", "data", "index", "zarr.json"})
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 KINDS: dict[str, tuple[type, ...]] = {
     "text": (str,),

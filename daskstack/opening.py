@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -52,6 +52,8 @@ def open_files(
         order = sort_order(arrays, sort_by)
         listing = listing.take(order)
         arrays = {name: values[order] for name, values in arrays.items()}
+    if not isinstance(axes, str | Iterable | None):
+        raise UsageError(f"axes={axes!r}", 'give labels, as in ("t", "c")')
     names = (axes,) if isinstance(axes, str) else None if axes is None else tuple(axes)
     grid: tuple[int, ...] = ()
     if names is not None:

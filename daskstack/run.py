@@ -135,7 +135,7 @@ def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: floa
     _raise_failures(plan, work, held.folder, results)
     done |= {r.block: r.receipt for r in results if r.receipt is not None}
     if how.part is not None:  # what others have done meanwhile counts as well
-        done = _whole(receipts.read(held.folder, plan.plan_id)) | done
+        done = _agreed(receipts.read(held.folder, plan.plan_id), fill=how.fill) | done
     filled = _filled(plan, work, done)
     report = StoreReport(
         plan.out,
@@ -231,9 +231,10 @@ def _changed_items(receipt: Receipt, now: Sequence[Sequence[int]], start: int) -
     return [start + k for k, (a, b) in enumerate(zip(then, zip(sizes, mtimes, strict=True), strict=True)) if a != b]
 
 
-def _whole(found: Mapping[int, list[Receipt]]) -> dict[int, Receipt]:
-    """The blocks whose receipts all say the same."""
-    return {k: candidates[0] for k, candidates in found.items() if len(candidates) == 1}
+def _agreed(found: Mapping[int, list[Receipt]], *, fill: bool) -> dict[int, Receipt]:
+    """The blocks whose receipts all say the same; those with filled items only where that is wanted."""
+    valid = {k: [r for r in candidates if fill or not r.filled] for k, candidates in found.items()}
+    return {k: candidates[0] for k, candidates in valid.items() if len(candidates) == 1}
 
 
 def _run_blocks(plan: StorePlan, work: Storable, how: How, folder: str, todo: list[int]) -> list[BlockResult]:

@@ -199,7 +199,8 @@ def _make(
     os.mkdir(private)
     lock = -1
     try:
-        files.write_new(os.path.join(private, LOCK), b"")
+        for name in (LOCK, PUBLISHING):
+            files.write_new(os.path.join(private, name), b"")
         lock = locked(private, shared=shared)
         target.create(private)
         os.mkdir(os.path.join(private, receipts.FOLDER))
@@ -463,7 +464,7 @@ def publishing(folder: str) -> Iterator[bool]:
     """Let one process at a time publish a folder; False where another one has done so meanwhile."""
     path = os.path.join(folder, PUBLISHING)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         yield False
         return

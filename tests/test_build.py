@@ -546,3 +546,23 @@ def test_the_report_says_what_was_made(frames: Path) -> None:
         "      out.k.npy (label)",
         'read  np.load("out.npy", mmap_mode="r")',
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunks": 5}, "chunks=5"),
+        ({"chunks": "a"}, "chunks='a'"),
+        ({"chunks": (1.5, 2, 7)}, r"chunks=\(1\.5, 2, 7\)"),
+        ({"shards": 7}, "shards=7"),
+        ({"compression": 3}, "compression=3"),
+        ({"axes": 5}, "axes=5"),
+        ({"zarr_format": 1}, "zarr_format=1"),
+        ({"labels": {"zarr.json": "a"}}, "label 'zarr.json' would hide"),
+        ({"on_error": "skip"}, "on_error='skip'"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_named(frames: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        build("frames", "out.zarr", progress=False, **options)
+    assert listing(frames.parent) == ["frames"]

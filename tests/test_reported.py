@@ -1784,9 +1784,9 @@ def test_chunk_over_2_gib(folder: Path, version: int, shape: tuple[int, ...], jo
     split = (1, *(1 << 12,) * (stack.array.ndim - 1))
     asked: Any = stack.plan(out, zarr_format=version, chunks=split).target
     assert asked.chunks == tuple(min(c, n) for c, n in zip(split, stack.shape, strict=True))
-    for store in (stack._store, lambda out, options, progress: daskstack.store(stack.array + 1, out, **options)):
+    for store in (stack.to_zarr, lambda out, **options: daskstack.store(stack.array + 1, out, **options)):
         with pytest.raises(UsageError, match=r"one chunk of \(1, [\d, ]+\) takes .* GB; codecs take 2 GiB"):
-            store(out, {"zarr_format": version, "chunks": whole}, progress=False)
+            store(out, zarr_format=version, chunks=whole, progress=False)
     assert os.listdir(folder.parent) == ["in"]
 
 
@@ -2054,7 +2054,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 import daskstack
 stack = daskstack.open_stack(sys.argv[2], join=sys.argv[4], files_per_block=100)
 daskstack.store(stack.array + 0, "derived" + sys.argv[1], like=stack, scheduler=sys.argv[3], progress=False)
-stack._store("out" + sys.argv[1], {"scheduler": sys.argv[3]}, progress=False)
+store = stack.to_npy if sys.argv[1] == ".npy" else stack.to_zarr
+store("out" + sys.argv[1], scheduler=sys.argv[3], progress=False)
 """
 
 

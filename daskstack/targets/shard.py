@@ -125,6 +125,8 @@ def parse_compression(text: str | None, default: str = "blosc") -> Compression:
     """
     if text is None:
         return Compression(default)
+    if not isinstance(text, str):
+        raise UsageError(f"compression={text!r}", "give a text, as in blosc:lz4:5:shuffle")
     kind, *more = text.split(":")
     fields = dict(zip(("inner", "level", "shuffle") if kind == "blosc" else ("level",), more, strict=False))
     made = Compression(
