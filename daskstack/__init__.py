@@ -12,11 +12,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Output", "Stack", "build", "errors", "open", "open_stack", "store"]
+__all__ = ["Output", "Stack", "build", "errors", "open", "open_stack", "store", "verify"]
 
 if TYPE_CHECKING:
     from daskstack import errors
-    from daskstack.api import Stack, build, open, open_stack, store  # noqa: A004
+    from daskstack.api import Stack, build, open, open_stack, store, verify  # noqa: A004
     from daskstack.output import Output
 
 

@@ -31,6 +31,7 @@ from daskstack.run import How, run
 from daskstack.stack import FileStack
 from daskstack.tasks import Storable
 from daskstack.text import count, plural, printable
+from daskstack.verification import VerifyReport, verified
 
 if TYPE_CHECKING:
     import dask.array
@@ -648,6 +649,56 @@ def open(path: Source) -> Output:  # noqa: A001  # daskstack.open is what one lo
     (array([2, 1], dtype=uint16), array([False, False,  True]))
     """
     return open_output(os.fspath(path))
+
+
+def verify(
+    out: Source,
+    *,
+    data: bool = False,
+    inputs: bool = False,
+    sample: int | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> VerifyReport:
+    """Compare a finished output with its record, by code that shares nothing with what wrote it.
+
+    Its structure, sizes and metadata always; its items and its inputs where asked.
+
+    Parameters
+    ----------
+    out : path
+        A ``.npy`` or ``.zarr`` that daskstack made.
+    data : bool, optional
+        Compare each item's checksum (crc32c) with the index.
+    inputs : bool, optional
+        Read each item's file again with NumPy or tifffile, and compare the pixels.
+    sample : int, optional
+        Look at so many items only, chosen at random.
+    seed : int, optional
+        Chooses other ones.
+    progress : bool, optional
+        Whether to show progress on stderr; by default it is shown.
+
+    Returns
+    -------
+    VerifyReport
+        Print it.  ``status`` is 0 where all is equal, 1 where something differs, 3 where something could
+        not be compared; ``problems`` name items and files.
+
+    Raises
+    ------
+    UsageError
+        ``sample`` is no number of items.
+
+    Examples
+    --------
+    >>> report = build("frames", "v.npy", progress=False)
+    >>> print(verify("v.npy", data=True, progress=False))
+    structure  (3, 4, 5) uint16, 2 files beside it
+    data       3 items, all as recorded
+    equal: v.npy
+    """
+    return verified(os.fspath(out), data=data, inputs=inputs, sample=sample, seed=seed, progress=progress)
 
 
 def limited(opened: Stack, limit: int | None) -> Stack:

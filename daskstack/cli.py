@@ -1,10 +1,11 @@
 """The command line: the functions of the API, one clear message an error, and exit statuses.
 
-0 done and durable, 1 an error, 2 usage, 75 stopped.
+0 done and durable, 1 an error, 2 usage, 75 stopped; of verify 0 equal, 1 different, 3 could not check.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
@@ -247,6 +248,30 @@ def info(paths: tuple[str, ...], **options: Any) -> None:
         made = len(paths) == 1 and is_output(paths[0])
         shown = open_output(paths[0]) if made else _opened(_listing(paths, options), options)
         click.echo(repr(shown).partition("\n")[2])
+
+
+@main.command(short_help="Whether an output is what it should be.")
+@click.argument("out", metavar="OUT")
+@click.option("--data", is_flag=True, help="Compare each item's checksum.")
+@click.option("--inputs", is_flag=True, help="Read the files again, and compare the pixels.")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Look at N items only, chosen at random.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="Chooses other ones.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@_common_options
+def verify(out: str, *, as_json: bool, **options: Any) -> None:
+    """Compare OUT with its record: structure, sizes and metadata.
+
+    With --data its items, with --inputs the files it was made of. Status:
+    0 equal, 1 different, 3 could not check.
+    """
+    with _reported(options):
+        from daskstack.verification import verified
+
+        chosen = {name: options[name] for name in ("data", "inputs", "sample", "seed")}
+        report = verified(out, **chosen, progress=False if options["quiet"] else None)
+        _say(json.dumps(report.as_dict(), indent=1) if as_json else report, options)
+        if report.status:
+            sys.exit(report.status)
 
 
 @main.command(short_help="Try it on files it makes itself.")

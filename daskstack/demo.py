@@ -14,6 +14,7 @@ from daskstack.errors import DaskstackError
 from daskstack.output import open_output
 from daskstack.readers.base import Array
 from daskstack.text import count, nbytes
+from daskstack.verification import verified
 
 SHAPE = (128, 128)
 SEED = 0
@@ -54,6 +55,8 @@ def run_demo(files: int, *, say: Callable[[str], None], progress: bool | None = 
         seconds = time.perf_counter() - begin
         for name in reports:
             _compare(os.path.join(folder, name), expected)
+            say(f"\n$ daskstack verify {name} --data --inputs")
+            say(_verified(os.path.join(folder, name), progress=progress).replace(folder + os.sep, ""))
         say("\nboth equal a loop over tifffile.imread, item by item; labels in the same order")
         say(f"{'':22}{'seconds':>9}{'files/s':>10}   on disk")
         rows = [
@@ -70,6 +73,13 @@ def _compare(path: str, expected: Array) -> None:
         np.array_equal(np.asarray(made.array), expected) and np.array_equal(made.labels["t"], np.arange(len(expected)))
     ):
         raise DaskstackError(f"{path} is not equal to the files", "please report this")
+
+
+def _verified(path: str, *, progress: bool | None) -> str:
+    report = verified(path, data=True, inputs=True, progress=progress)
+    if report.status:
+        raise DaskstackError(str(report), "please report this")
+    return str(report)
 
 
 def _size(path: str) -> int:

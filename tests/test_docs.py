@@ -86,7 +86,7 @@ def commands() -> list[str]:
 def test_command_lines_in_the_readme_run(named_frames: None, capfd: pytest.CaptureFixture[str]) -> None:
     from daskstack.cli import main
 
-    assert len(commands()) == 6
+    assert len(commands()) == 7
     for command in commands():
         program, *arguments = shlex.split(command)
         assert program == "daskstack"

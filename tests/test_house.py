@@ -25,9 +25,9 @@ ROWS: list[set[str]] = [
     {"discover", "names", "readers", "targets"},
     {"reads", "receipts"},
     {"tasks"},
-    {"stack", "plan", "staging", "progress", "output", "report"},
+    {"stack", "plan", "staging", "progress", "output", "report", "inspection"},
     {"opening", "checks", "derived", "publication"},
-    {"run", "cluster"},
+    {"run", "cluster", "verification"},
     {"api"},
     {"demo"},
     {"cli"},
@@ -95,7 +95,7 @@ def test_readers_know_nothing_of_each_other_but_for_the_contract() -> None:
 
 
 def test_public_names() -> None:
-    assert daskstack.__all__ == ["Output", "Stack", "build", "errors", "open", "open_stack", "store"]
+    assert daskstack.__all__ == ["Output", "Stack", "build", "errors", "open", "open_stack", "store", "verify"]
     assert all(name in dir(daskstack) and getattr(daskstack, name) is not None for name in daskstack.__all__)
     stems = {path.stem for path in modules()}
     assert not stems & (set(daskstack.__all__) - {"errors"}), "a module would put itself in a function's place"
