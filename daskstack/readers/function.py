@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import marshal
 import pickle
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ class FunctionReader(Reader):
 
     suffixes: ClassVar[tuple[str, ...]] = ()
 
-    def identity(self) -> bytes:
+    def identity(self) -> bytes | None:
         """How the function is pickled (its name, or an object's state), and its code.
 
         One that cannot be pickled (a lambda) is like no other, not even like itself in another run.
@@ -41,7 +40,7 @@ class FunctionReader(Reader):
         try:
             state = pickle.dumps(self)
         except Exception:  # noqa: BLE001  # pickle raises many kinds
-            return uuid.uuid4().bytes
+            return None
         function: Any = self.function
         while isinstance(function, functools.partial):
             function = function.func
