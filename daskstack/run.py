@@ -212,10 +212,9 @@ def _kept_blocks(plan: StorePlan, work: Storable, how: How, folder: str) -> dict
     edges = plan.bounds.tolist()
     done: dict[int, Receipt] = {}
     changed: list[int] = []
-    mine = set(_mine(plan, how))
-    for k, candidates in found.items():
-        if k not in mine:
-            continue
+    mine = _mine(plan, how)
+    for k in sorted(k for k in found if k in mine):
+        candidates = found[k]
         region = slice(edges[k], edges[k + 1])
         now = [tuple(np.asarray(columns[name][region]).tolist()) for name in ("size", "mtime") if name in columns]
         whole = [r for r in candidates if len(r.checksums) == edges[k + 1] - edges[k]]

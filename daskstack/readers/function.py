@@ -16,6 +16,9 @@ from daskstack.errors import BadFileError
 from daskstack.readers.base import Array, Contents, Reader, dims
 
 
+NO_REFERENCES = 2  # version of marshal's format; the bytes of later ones depend on who else holds the constants
+
+
 @dataclass(frozen=True)
 class FunctionReader(Reader):
     """Calls ``function(path)``, once a read, and takes the array that it returns.
@@ -47,7 +50,7 @@ class FunctionReader(Reader):
         called = function if hasattr(function, "__code__") else type(function).__call__
         code = getattr(called, "__code__", None)  # none where it is written in C
         defaults = repr((getattr(called, "__defaults__", None), getattr(called, "__kwdefaults__", None)))
-        return state + (marshal.dumps(code) if code else b"") + defaults.encode()
+        return state + (marshal.dumps(code, NO_REFERENCES) if code else b"") + defaults.encode()
 
     @contextmanager
     def open(self, path: str) -> Iterator[Contents]:
