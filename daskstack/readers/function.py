@@ -15,7 +15,6 @@ import numpy as np
 from daskstack.errors import BadFileError
 from daskstack.readers.base import Array, Contents, Reader, dims
 
-
 NO_REFERENCES = 2  # version of marshal's format; the bytes of later ones depend on who else holds the constants
 
 
