@@ -1531,7 +1531,13 @@ import daskstack
 def read(path):
     with open("reads.log", "a") as f:
         f.write(path + "\\n")
-    if os.path.exists("interrupt") and len(open("reads.log").readlines()) == 11:
+    with open("reads.log") as f:
+        enough = len(list(f)) > 10
+    if enough and os.path.exists("interrupt"):
+        try:
+            os.rename("interrupt", "interrupted")  # one thread can, and only once
+        except FileNotFoundError:
+            return np.load(path)
         os.kill(os.getpid(), signal.Signals[sys.argv[2]])
     return np.load(path)
 options = {"chunks": (1, -1, -1), "shards": (1, -1, -1)} if sys.argv[1].endswith(".zarr") else {"files_per_block": 1}
@@ -1542,7 +1548,7 @@ daskstack.build("in/a*.npy", sys.argv[1], reader=read, progress=False, scheduler
 
 def interrupted(out: str, number: str, scheduler: str = "threads", *, again: bool = False) -> tuple[int, str, int]:
     """Exit status, last words and number of reads of such a build, the first header apart."""
-    Path("script.py").write_text(INTERRUPTED.replace('open("reads.log").readlines()', 'list(open("reads.log"))'))
+    Path("script.py").write_text(INTERRUPTED)
     Path("reads.log").unlink(missing_ok=True)
     if again:
         Path("interrupt").unlink(missing_ok=True)
