@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -21,7 +23,7 @@ from daskstack.derived import checked
 from daskstack.discover import Listing, Source
 from daskstack.errors import BadFileError, BadFilesError, UsageError
 from daskstack.names import Labels
-from daskstack.opening import open_files
+from daskstack.opening import as_json, open_files
 from daskstack.output import Output, open_output
 from daskstack.plan import StorePlan, at_least_one, make_plan
 from daskstack.readers import SUFFIXES, Join
@@ -263,8 +265,13 @@ class Stack(FileStack):
         chosen = make_how(progress=progress, on_error=on_error, part=part, restart=restart)
         return _carried_out(made, self, chosen, scheduler)
 
-    def check(self) -> None:
+    def check(self, met: Sequence[BadFileError] = ()) -> None:
         """Read every file's header, on several threads.
+
+        Parameters
+        ----------
+        met : sequence of BadFileError, optional
+            Bad files that are known already.
 
         Raises
         ------
@@ -275,7 +282,7 @@ class Stack(FileStack):
         --------
         >>> open_stack("frames").check()
         """
-        bad = self.misfits()
+        bad = list({b.path: b for b in (*met, *self.misfits())}.values())
         if bad:
             verb = "is" if len(bad) == 1 else "are"
             found = f"{count(len(bad))} of {plural(len(self.files), 'file')} {verb} bad; nothing was written"
@@ -434,6 +441,8 @@ def build(
     >>> np.load("inputs.late.npy")
     array([False, False,  True])
     """
+    if isinstance(sources, Iterable) and not isinstance(sources, str | bytes):
+        sources = list(sources)  # those of an array or an iterator as well, whose repr tells nothing
     chosen = {
         "labels": labels,
         "sort_by": sort_by,
@@ -467,7 +476,7 @@ def build_listed(
         stack = opened(find())
         return _carried_out(stack.plan(out, **options), stack, how, scheduler)
     path = files.absolute(os.fspath(out))
-    request = hashlib.sha256(repr((os.getcwd(), asked, path)).encode()).hexdigest()
+    request = hashlib.sha256(json.dumps([os.getcwd(), as_json(asked), path]).encode()).hexdigest()
     with ExitStack() as turn:
         turn.enter_context(staging.turn(path))
         stack = opened(staging.adopted(path, request) or find())
@@ -483,15 +492,15 @@ def _part_of(bounds: NDArray[np.int64], part: tuple[int, int]) -> list[tuple[int
     return list(pairwise(edges))[part[0] :: part[1]]
 
 
-def _part(part: str | tuple[int, int] | None) -> tuple[int, int] | None:
+def _part(part: object) -> tuple[int, int] | None:
     """Which part, of how many."""
     if part is None:
         return None
-    first, _, count_text = part.partition("/") if isinstance(part, str) else (str(part[0]), "", str(part[1]))
-    if not (first.isdecimal() and count_text.isdecimal() and int(first) < int(count_text)):
-        text = part if isinstance(part, str) else f"{first}/{count_text}"
+    text = part if isinstance(part, str) else "/".join(map(str, part)) if isinstance(part, Sequence) else repr(part)
+    found = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if found is None or int(found[1]) >= int(found[2]):
         raise UsageError(f"part={text!r}", "write it as I/N, counted from 0: of 16 parts 0/16 to 15/16")
-    return int(first), int(count_text)
+    return int(found[1]), int(found[2])
 
 
 def make_how(

@@ -298,7 +298,7 @@ def _plan(listing: Listing, out: str, options: dict[str, Any], *, check: bool) -
     if finished is not None:
         click.echo(str(finished))
     if check:
-        stack.check()
+        stack.check(met)
         click.echo("Nothing was written; every header is as due.")
         return
     bad = {b.path: b for b in (*stack.condemned(), *met)}

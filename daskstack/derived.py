@@ -97,6 +97,11 @@ class DerivedArray:
         return f"derived {uuid.uuid4().hex if self.resume_key is None else self.resume_key}"
 
     @property
+    def repeatable(self) -> bool:
+        """Whether a key says that another array is the same."""
+        return self.resume_key is not None
+
+    @property
     def unit(self) -> str:
         """What an item is."""
         return "item"

@@ -129,15 +129,16 @@ def _check_files_per_block(files_per_block: int | None, grid: tuple[int, ...]) -
 
 def _options(**given: Any) -> dict[str, Any]:
     """The options that were given, as JSON can hold them."""
-    return {name: _as_json(value) for name, value in given.items() if value is not None}
+    return {name: as_json(value) for name, value in given.items() if value is not None}
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """What was given as JSON can hold it, the same in every process: functions by their names."""
     if isinstance(value, Mapping):
-        return {str(name): _as_json(v) for name, v in value.items()}
+        return {str(name): as_json(v) for name, v in value.items()}
     if isinstance(value, str | int | os.PathLike):
         return os.fspath(value) if isinstance(value, os.PathLike) else value
-    return [_as_json(v) for v in value] if isinstance(value, Sequence) else getattr(value, "__qualname__", repr(value))
+    return [as_json(v) for v in value] if isinstance(value, Sequence) else getattr(value, "__qualname__", repr(value))
 
 
 def _layout(reader: Reader, path: str) -> Layout | None:

@@ -29,6 +29,7 @@ from daskstack.errors import (
     NoSpaceError,
     OutputError,
     OutputExistsError,
+    UsageError,
 )
 from daskstack.files import uninterrupted
 from daskstack.plan import StorePlan
@@ -95,6 +96,8 @@ def run(plan: StorePlan, work: Storable, how: How) -> StoreReport:
     log.info("%s", plan)
     for bad in work.condemned()[:SHOWN_BAD_FILES]:
         log.warning("bad   %s", bad)
+    if how.part is not None and not work.repeatable:
+        raise UsageError("part with a reader that cannot be pickled", "define it by def at the top of a module")
     held: Staging | None = None
     published = False
     try:
@@ -107,8 +110,7 @@ def run(plan: StorePlan, work: Storable, how: How) -> StoreReport:
     except BaseException as exc:  # noqa: BLE001  # it is raised again, with what is kept
         finished = _published_meanwhile(plan, work, how, held, exc)
         if finished is None:
-            keep = staging.can_be_resumed(work.origin)
-            kept = staging.remove(held, published=False, keep=keep) if held is not None else 0
+            kept = staging.remove(held, published=False, repeatable=work.repeatable) if held is not None else 0
             held = None
             raise _with_what_is_kept(exc, plan, kept) from exc.__cause__
         report, published = finished, True
@@ -119,7 +121,14 @@ def run(plan: StorePlan, work: Storable, how: How) -> StoreReport:
 
 
 def _prepared(plan: StorePlan, work: Storable, how: How) -> Staging:
-    manifest = {"plan_id": plan.plan_id, "request": how.request, **_record(plan, work)}
+    manifest = {
+        "plan_id": plan.plan_id,
+        "request": how.request,
+        "repeatable": work.repeatable,
+        "content": work.content_id,
+        "blocks": plan.blocks,
+        **_record(plan, work),
+    }
     shared, listing = how.part is not None, work.listing
     return staging.prepare(plan.out, manifest, listing, plan.target, shared=shared, restart=how.restart)
 
@@ -127,15 +136,14 @@ def _prepared(plan: StorePlan, work: Storable, how: How) -> Staging:
 def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: float) -> StoreReport:
     """Do what is missing; publish if nothing is."""
     done = _kept_blocks(plan, work, how, held.folder)
-    mine = range(plan.blocks) if how.part is None else range(how.part[0], plan.blocks, how.part[1])
-    todo = [k for k in mine if k not in done]
+    todo = [k for k in _mine(plan, how) if k not in done]
     if done and how.progress is not False:
         log.warning("resuming: %s of %s are on disk", count(len(done)), plural(plan.blocks, "block"))
     results = _run_blocks(plan, work, how, held.folder, todo) if todo else []
     _raise_failures(plan, work, held.folder, results)
     done |= {r.block: r.receipt for r in results if r.receipt is not None}
     if how.part is not None:  # what others have done meanwhile counts as well
-        done = _agreed(receipts.read(held.folder, plan.plan_id), fill=how.fill) | done
+        done = _whole(receipts.read(held.folder, plan.plan_id), how) | done
     filled = _filled(plan, work, done)
     report = StoreReport(
         plan.out,
@@ -202,9 +210,9 @@ def _kept_blocks(plan: StorePlan, work: Storable, how: How, folder: str) -> dict
     edges = plan.bounds.tolist()
     done: dict[int, Receipt] = {}
     changed: list[int] = []
-    for k, candidates in found.items():
-        if not 0 <= k < plan.blocks:
-            continue
+    mine = _mine(plan, how)
+    for k in sorted(k for k in found if k in mine):
+        candidates = found[k]
         region = slice(edges[k], edges[k + 1])
         now = [tuple(np.asarray(columns[name][region]).tolist()) for name in ("size", "mtime") if name in columns]
         whole = [r for r in candidates if len(r.checksums) == edges[k + 1] - edges[k]]
@@ -221,8 +229,15 @@ def _kept_blocks(plan: StorePlan, work: Storable, how: How, folder: str) -> dict
             f"{listed(names)}; the blocks in {shown(staging.staging_root(plan.out))} were kept",
             "put the old files back, or --restart to begin anew",
         )
+    if how.part is not None:  # the others look at their files themselves
+        done |= {k: r for k, r in _whole(found, how).items() if k < plan.blocks and k not in mine}
     lost = plan.target.lost(folder, plan.bounds, list(done))
     return {k: r for k, r in done.items() if k not in lost}
+
+
+def _mine(plan: StorePlan, how: How) -> range:
+    """The blocks that this run is to do."""
+    return range(plan.blocks) if how.part is None else range(how.part[0], plan.blocks, how.part[1])
 
 
 def _changed_items(receipt: Receipt, now: Sequence[Sequence[int]], start: int) -> list[int]:
@@ -231,10 +246,10 @@ def _changed_items(receipt: Receipt, now: Sequence[Sequence[int]], start: int) -
     return [start + k for k, (a, b) in enumerate(zip(then, zip(sizes, mtimes, strict=True), strict=True)) if a != b]
 
 
-def _agreed(found: Mapping[int, list[Receipt]], *, fill: bool) -> dict[int, Receipt]:
-    """The blocks whose receipts all say the same; those with filled items only where that is wanted."""
-    valid = {k: [r for r in candidates if fill or not r.filled] for k, candidates in found.items()}
-    return {k: candidates[0] for k, candidates in valid.items() if len(candidates) == 1}
+def _whole(found: Mapping[int, list[Receipt]], how: How) -> dict[int, Receipt]:
+    """The blocks whose receipts all say the same, with nothing filled that should not be."""
+    alone = {k: candidates[0] for k, candidates in found.items() if len(candidates) == 1}
+    return {k: receipt for k, receipt in alone.items() if how.fill or not receipt.filled}
 
 
 def _run_blocks(plan: StorePlan, work: Storable, how: How, folder: str, todo: list[int]) -> list[BlockResult]:
@@ -339,7 +354,7 @@ def _raise_failures(plan: StorePlan, work: Storable, folder: str, results: list[
     place = {path: k for k, path in reversed(list(enumerate(work.listing.paths)))}
     once = {b.path: b for b in bad}
     ordered = sorted(once.values(), key=lambda b: place[b.path])
-    kept = len(receipts.read(folder, plan.plan_id)) if staging.can_be_resumed(work.origin) else 0
+    kept = len(receipts.read(folder, plan.plan_id)) if work.repeatable else 0
     message = (
         f"{count(len(ordered))} of {plural(plan.files, 'file')} {'is' if len(ordered) == 1 else 'are'} bad; "
         f"{shown(plan.out)} not made"
@@ -349,7 +364,8 @@ def _raise_failures(plan: StorePlan, work: Storable, folder: str, results: list[
         message += f", {count(kept)} of {plural(plan.blocks, 'block')} kept"
         redo = plural(len({r.block for r in results if r.bad}), "block")
         advice = f"mend them, same command (reads only {redo} again); or --on-error fill"
-    listed_in = _write_list(folder, ordered) if kept or len(ordered) > SHOWN_BAD_FILES else ""
+    to_list = work.repeatable and (kept or len(ordered) > SHOWN_BAD_FILES)
+    listed_in = _write_list(folder, ordered) if to_list else ""
     raise BadFilesError(message, advice, ordered, listed_in)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import uuid
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -261,8 +262,13 @@ class FileStack:
         for part in (self.file_of, self.row_of, self.file_rows):
             h.update(b"\0" + part.tobytes())
         h.update(repr((self.header.shape, np.lib.format.dtype_to_descr(self.dtype))).encode())
-        h.update(self.reader.identity())
+        h.update(self.reader.identity() or uuid.uuid4().bytes)
         return h.hexdigest()
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same files, opened again with the same reader, are known to be the same."""
+        return self.reader.identity() is not None
 
     @cached_property
     def token(self) -> str:
@@ -308,7 +314,10 @@ class FileStack:
         """A graph of one task a block to do, and their keys."""
         from dask.task_spec import Task
 
-        keys = {k: f"store-{place.plan_id}-{k}" for k in todo}
+        run = (
+            uuid.uuid4().hex
+        )  # a cluster takes one key for one computation, whatever the output or what became of a file
+        keys = {k: f"store-{run}-{k}" for k in todo}
         edges = bounds.tolist()
         graph = {
             key: Task(key, store_block, k, self.block(edges[k], edges[k + 1]), place, edges[k])

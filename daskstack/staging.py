@@ -46,6 +46,19 @@ MOST_MANIFEST_BYTES = 16 << 20
 TRIES = 10
 NEW_FOR = 60.0  # seconds
 NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}  # Lustre without -o flock, FUSE
+NO_DIFFERENCE = {  # what other builds may differ in without being others, and what follows from the rest
+    "plan_id",
+    "request",
+    "repeatable",
+    "content",
+    "listing_crc32c",
+    "version",
+    "numpy",
+    "python",
+    "sources",
+    "bytes",
+    "nbytes",
+}
 WHO_BYTES = 200  # all of it is written at once, over who was there before
 _PRIVATE = re.compile(r"\.[0-9a-f]{32}")
 _PLAN = re.compile(r"[0-9a-f]{16}")
@@ -263,7 +276,8 @@ def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> St
         lock = _beside_another_host(folder)
     try:
         _check_same(lock, os.path.join(folder, LOCK))
-        if not target.is_there(folder):  # it was published, and then moved away; or is being published now
+        whole = target.is_there(folder) and os.path.isdir(os.path.join(folder, receipts.FOLDER))
+        if not whole:  # it was published, and then moved away; or is being published now
             _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.isdir(os.path.join(folder, REPLACED)):
                 _throw_away(folder)
@@ -342,8 +356,11 @@ def _listing_bytes(listing: Listing) -> bytes:
 
 
 def read_listing(folder: str, manifest: Mapping[str, Any]) -> Listing | None:
-    """The files that a staging folder is built of; None where their list was changed."""
-    data = files.read_regular(os.path.join(folder, LISTING), receipts.MOST_BYTES)
+    """The files that a staging folder is built of; None where their list is gone or was changed."""
+    try:
+        data = files.read_regular(os.path.join(folder, LISTING), receipts.MOST_BYTES)
+    except OSError:
+        return None
     if crc32c(data) != manifest["listing_crc32c"]:
         return None
     with np.load(io.BytesIO(data), allow_pickle=False) as found:
@@ -400,7 +417,7 @@ def _clear_others(root: str, manifest: Mapping[str, Any], listing: Listing, *, r
                     "wait for it, or stop it",
                 ) from None
             try:
-                kept = len(receipts.read(folder, name)) if can_be_resumed(other) else 0
+                kept = len(receipts.read(folder, name)) if other["repeatable"] else 0
                 if kept and not restart:
                     raise OutputError(
                         f"{shown(root)} holds {plural(kept, 'block')} of another build: "
@@ -413,11 +430,6 @@ def _clear_others(root: str, manifest: Mapping[str, Any], listing: Listing, *, r
                 os.close(lock)
 
 
-def can_be_resumed(manifest: Mapping[str, Any]) -> bool:
-    """Whether another run can be of the same plan; of a Dask array only where the user gave a key for it."""
-    return "derived" not in manifest or manifest["resume_key"] is not None
-
-
 def _difference(now: Mapping[str, Any], listing: Listing, then: Mapping[str, Any], before: Listing | None) -> str:
     """What differs between two builds, in words."""
     if before is not None and before.paths != listing.paths:
@@ -427,9 +439,13 @@ def _difference(now: Mapping[str, Any], listing: Listing, then: Mapping[str, Any
         parts = [f"{plural(len(more), 'file')} more ({listed([shown(p) for p in more])})"] if more else []
         parts += [f"{plural(len(fewer), 'file')} fewer ({listed([shown(p) for p in fewer])})"] if fewer else []
         return f"the list has {' and '.join(parts)}" if parts else "the files are in another order"
-    names = [name for name in {**now, **then} if name not in ("plan_id", "request", "created", "listing_crc32c")]
+    names = [name for name in {**then, **now} if name not in NO_DIFFERENCE]
     changes = [f"{name} {then.get(name)}, now {now.get(name)}" for name in names if now.get(name) != then.get(name)]
-    return "; ".join(changes) or "its blocks or labels differ"
+    if changes:
+        return "; ".join(changes)
+    if now["content"] == then["content"]:
+        return "the bounds of its blocks or the values of its labels differ"
+    return "the resume_key differs" if now.get("derived") else "the reader differs, or how many items the files hold"
 
 
 def _sweep(root: str) -> None:
@@ -485,17 +501,10 @@ def clear_published(out: str, plan_id: str) -> None:
             _remove_if_empty(root)
 
 
-def remove(staging: Staging, *, published: bool, keep: bool = True) -> int:
-    """Leave a staging folder: throw it away once its output is published, or if nothing is kept in it.
+def remove(staging: Staging, *, published: bool, repeatable: bool = True) -> int:
+    """Leave a staging folder: throw it away once its output is published, or if there is nothing to keep in it.
 
-    Parameters
-    ----------
-    staging : Staging
-        The folder.
-    published : bool
-        Whether its output is.
-    keep : bool, optional
-        Whether another run may go on with it.
+    Nothing is kept for a plan that is not ``repeatable``: no other run will ever have it.
 
     Returns
     -------
@@ -511,7 +520,7 @@ def remove(staging: Staging, *, published: bool, keep: bool = True) -> int:
             if published:
                 _throw_away(staging.folder)
             else:
-                kept = _kept(staging, aside, keep=keep)
+                kept = _kept(staging, aside, repeatable=repeatable)
         finally:
             os.close(staging.lock)
         if staging.root_is_own and not kept:
@@ -519,14 +528,14 @@ def remove(staging: Staging, *, published: bool, keep: bool = True) -> int:
     return kept
 
 
-def _kept(staging: Staging, aside: str, *, keep: bool) -> int:
+def _kept(staging: Staging, aside: str, *, repeatable: bool) -> int:
     """How many blocks are kept; where there are none and nobody else is at work, the folder is thrown away."""
     with suppress(OSError):
-        kept = len(receipts.read(staging.folder, os.path.basename(staging.folder)))
-        if kept and keep:
+        kept = len(receipts.read(staging.folder, os.path.basename(staging.folder))) if repeatable else 0
+        if kept:
             return kept
         _flock(staging.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.isdir(aside) and not (keep and os.path.lexists(os.path.join(staging.folder, BAD_FILES))):
+        if not os.path.isdir(aside) and not (repeatable and os.path.lexists(os.path.join(staging.folder, BAD_FILES))):
             _throw_away(staging.folder)
     return 0
 

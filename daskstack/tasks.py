@@ -60,6 +60,10 @@ class Storable(Protocol):
         """A hash of what decides the values."""
 
     @property
+    def repeatable(self) -> bool:
+        """Whether it has that hash again when the same is asked for in another run."""
+
+    @property
     def unit(self) -> str:
         """What an item is, for messages: a file, or an item of several in a file."""
 

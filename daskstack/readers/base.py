@@ -121,8 +121,8 @@ class Reader(ABC):
         del path  # formats that are always read by their library have none
         return None
 
-    def identity(self) -> bytes:
-        """What tells one reader from another, from run to run."""
+    def identity(self) -> bytes | None:
+        """What tells one reader from another, from run to run; None where nothing does."""
         return repr(self).encode()
 
     def probe(self, path: str) -> Header:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import marshal
 import pickle
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ import numpy as np
 
 from daskstack.errors import BadFileError
 from daskstack.readers.base import Array, Contents, Reader, dims
+
+NO_REFERENCES = 2  # version of marshal's format; the bytes of later ones depend on who else holds the constants
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class FunctionReader(Reader):
 
     suffixes: ClassVar[tuple[str, ...]] = ()
 
-    def identity(self) -> bytes:
+    def identity(self) -> bytes | None:
         """How the function is pickled (its name, or an object's state), and its code.
 
         One that cannot be pickled (a lambda) is like no other, not even like itself in another run.
@@ -41,14 +42,14 @@ class FunctionReader(Reader):
         try:
             state = pickle.dumps(self)
         except Exception:  # noqa: BLE001  # pickle raises many kinds
-            return uuid.uuid4().bytes
+            return None
         function: Any = self.function
         while isinstance(function, functools.partial):
             function = function.func
         called = function if hasattr(function, "__code__") else type(function).__call__
         code = getattr(called, "__code__", None)  # none where it is written in C
         defaults = repr((getattr(called, "__defaults__", None), getattr(called, "__kwdefaults__", None)))
-        return state + (marshal.dumps(code) if code else b"") + defaults.encode()
+        return state + (marshal.dumps(code, NO_REFERENCES) if code else b"") + defaults.encode()
 
     @contextmanager
     def open(self, path: str) -> Iterator[Contents]:
