@@ -314,10 +314,10 @@ class FileStack:
         """A graph of one task a block to do, and their keys."""
         from dask.task_spec import Task
 
-        run = (
-            uuid.uuid4().hex
-        )  # a cluster takes one key for one computation, whatever the output or what became of a file
-        keys = {k: f"store-{run}-{k}" for k in todo}
+        run = uuid.uuid4().hex  # a cluster takes one key for one computation, whatever became of a file meanwhile
+        most = len(bounds)
+        # Dask runs tasks that depend on none from the last key to the first: the first block gets the last one.
+        keys = {k: f"store-{run}-{most - k:0{len(str(most))}}" for k in todo}
         edges = bounds.tolist()
         graph = {
             key: Task(key, store_block, k, self.block(edges[k], edges[k + 1]), place, edges[k])
