@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from conftest import image
 
-from daskstack import build, receipts
+from daskstack import build, receipts, staging
 
 OUTS = ["out.npy", "out.zarr"]
 FILES = 120
@@ -89,9 +90,11 @@ class Killing:
     def receipts(self) -> set[int]:
         """The blocks that have a receipt."""
         found: set[int] = set()
-        for folder in self.folder.glob(f"{self.out}.part/*"):
-            with suppress(FileNotFoundError):  # it is done this very moment
-                found |= set(receipts.read(str(folder), folder.name))
+        root = self.folder / f"{self.out}.part"
+        with suppress(FileNotFoundError):  # it is done, or taken over, this very moment
+            for name in os.listdir(root):
+                if re.fullmatch("[0-9a-f]{16}", name):
+                    found |= set(receipts.read(staging.place_in(str(root / name)), name))
         return found
 
     @contextmanager
@@ -235,5 +238,271 @@ def test_the_same_of_more_than_a_hundred_kills_an_output(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = killing(tmp_path, out, way, LONG[way])
-    print(f"{out} {way}: {made.kills} kills, {made.landed} between first receipt and publication, {made.runs} runs")
+    sys.stdout.write(
+        f"{out} {way}: {made.kills} kills, {made.landed} between first receipt and publication, {made.runs} runs\n"
+    )
     assert made.landed >= 0.8 * made.kills
+
+
+# -- crowds -----------------------------------------------------------------------------------------------------
+
+# Forks processes that have imported everything already, and lets each give the command as a program would.
+CROWD = """
+import json, os, random, signal, sys, time
+import dask.threaded, numcodecs, zarr
+import daskstack.api
+from daskstack.cli import main
+
+said, seed, kills, *command = sys.argv[1:]
+rng = random.Random(seed)
+parts = [["--part", f"{k}/16"] for k in range(16)] + [["--part", f"{rng.randrange(16)}/16"] for _ in range(4)]
+jobs = [[] for _ in range(8)] + parts
+rng.shuffle(jobs)
+running, outcomes = {}, []
+for n, job in enumerate(jobs):
+    pid = os.fork()
+    if not pid:
+        os.dup2(os.open(f"{said}/{n}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        main([*command, *job])
+    running[pid] = n
+for pid in rng.sample(list(running), int(kills)):
+    time.sleep(rng.uniform(0, 0.1))
+    os.kill(pid, signal.SIGKILL)
+for pid, n in running.items():
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    outcomes.append((status, open(f"{said}/{n}").read()))
+print(json.dumps(outcomes))
+"""
+NAMED = r"error: \S+ is held by another run (of this build|into the same output) \(\S+, pid \d+, since \S+\)\nnext  wait for it, or stop it\n"
+
+
+def sources(folder: Path, number: int) -> None:
+    (folder / "many").mkdir()
+    for k in range(number):
+        np.save(folder / "many" / f"{k}.npy", image(k))
+
+
+def crowd(folder: Path, out: str, seed: int, kills: int) -> list[int]:
+    """Statuses of eight builds and twenty parts at once; what they, or the command once more, have made is right."""
+    said = folder / f"said.{seed}"
+    said.mkdir()
+    command = ["build", "many", out, "-q", "--threads", "2", "--files-per-block", "2"]
+    arguments = [sys.executable, "-c", CROWD, str(said), str(seed), str(kills), *command]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, check=True, cwd=folder)
+    statuses: list[int] = []
+    for status, stderr in json.loads(done.stdout):
+        statuses.append(status)
+        assert status in (0, -signal.SIGKILL) or (status == 1 and re.fullmatch(NAMED, stderr)), (status, stderr)
+    if kills:
+        subprocess.run([sys.executable, "-m", "daskstack", *command], check=True, cwd=folder, timeout=100)
+    assert contents(folder, out) == contents(folder / "reference", out)
+    assert not (folder / f"{out}.part").exists()
+    return statuses
+
+
+def crowds(folder: Path, out: str, times: int) -> None:
+    sources(folder, 64)
+    build("many", out, files_per_block=2, progress=False)
+    (folder / "reference").mkdir()
+    for path in take_away(folder, out):
+        path.rename(folder / "reference" / path.name)
+    for seed in range(times):
+        statuses = crowd(folder, out, seed, kills=8 * (seed % 3))
+        assert 0 in statuses
+        for path in take_away(folder, out):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def take_away(folder: Path, out: str) -> list[Path]:
+    """Everything of an output."""
+    return list(folder.glob(f"{out.removesuffix('.npy')}*"))
+
+
+@pytest.mark.parametrize("out", OUTS)
+def test_builds_and_parts_and_kills_at_once_make_one_right_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    crowds(tmp_path, out, 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("out", OUTS)
+def test_the_same_of_many_crowds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    crowds(tmp_path, out, 40)
+
+
+# -- workers that sleep -----------------------------------------------------------------------------------------
+
+# Forks the last worker of a killed run, which stops before the n-th of its calls that touch files, for each n;
+# meanwhile something happens; then it goes on, and whatever it does may change nothing.
+SLEEPER = """
+import os, shutil, signal, sys
+import dask
+import numpy as np
+from daskstack import build, errors, open_stack
+from daskstack.run import How, _prepared
+from daskstack.tasks import Place
+
+out, happens = sys.argv[1:]
+TILE = dict(chunks=(1, -1, -1), shards=(1, -1, -1)) if out.endswith(".zarr") else {}
+CALLS = {"open", "pwrite", "writev", "rename", "fsync", "unlink"}
+if out.endswith(".npy") and happens == "resumed_with_other_files":
+    CALLS.remove("pwrite")  # a descriptor that is open leads to the output itself; README
+
+
+def put(add, ns):
+    for k in range(2):
+        np.save(f"in/{k}.npy", np.full((3, 5), 7 * k + 1 + add, "uint16"))
+        os.utime(f"in/{k}.npy", ns=(ns, ns))
+
+
+def run(**more):
+    return build("in", out, files_per_block=1, scheduler="synchronous", progress=False, **{**TILE, **more})
+
+
+def work(n):
+    stack = open_stack("in", files_per_block=1)
+    plan = stack.plan(out, **TILE)
+    held = _prepared(plan, stack, How())
+    os.close(held.lock)  # its parent is dead
+    graph, keys = stack.tasks(plan.bounds, range(2), Place(plan.target, held.place, plan.plan_id))
+    left = n
+
+    def stopping(real):
+        def call(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return real(*args, **kwargs)
+        return call
+
+    for name in CALLS:
+        setattr(os, name, stopping(getattr(os, name)))
+    dask.get(graph, keys)
+
+
+def published():
+    run()
+
+
+def resumed_with_other_files():
+    put(3, 2)
+    try:
+        run()
+    except errors.OutputError:  # a block has its receipt already
+        run(restart=True)
+
+
+def restarted_with_other_options():
+    run(restart=True, labels={"odd": "1"})
+
+
+def restarted_with_other_files():
+    put(3, 2)
+    run(restart=True)
+
+
+def overwritten():
+    run()
+    put(3, 2)
+    run(overwrite=True)
+
+
+def without(k, **more):
+    with open(f"in/{k}.npy", "r+b") as f:
+        data = f.read()
+        f.truncate(3)
+    found = os.stat(f"in/{1 - k}.npy").st_mtime_ns
+    try:
+        run(**more)
+    except errors.BadFilesError:
+        pass
+    finally:
+        with open(f"in/{k}.npy", "wb") as f:
+            f.write(data)
+        os.utime(f"in/{k}.npy", ns=(found, found))
+
+
+def restarted_and_killed():
+    without(0, restart=True)
+
+
+def restarted_with_other_files_and_killed():
+    put(3, 2)
+    without(0, restart=True)
+
+
+def resumed_with_other_files_and_killed():
+    put(3, 2)
+    try:
+        without(1)
+    except errors.OutputError:
+        without(1, restart=True)
+
+
+def everything():
+    return {
+        os.path.join(at, name): open(os.path.join(at, name), "rb").read()
+        for at, _, names in os.walk(".") for name in names
+    }
+
+
+os.mkdir("in")
+stops = 0
+while True:
+    put(0, 1)
+    pid = os.fork()
+    if not pid:
+        work(stops + 1)
+        os._exit(0)
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    if not os.WIFSTOPPED(status):
+        break
+    stops += 1
+    globals()[happens]()
+    before = everything()
+    os.kill(pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    if happens.endswith("killed"):
+        try:
+            run()
+        except errors.OutputError:  # it had a receipt half written, and that says what is true: other files
+            run(restart=True)
+    else:
+        assert everything() == before, (stops, sorted(n for n in before if everything().get(n) != before[n]))
+    if out.endswith(".zarr"):
+        import zarr
+        data = zarr.open_group(out)["data"][...]
+    else:
+        data = np.load(out)
+    due = np.stack([np.load(f"in/{k}.npy") for k in range(2)])
+    assert np.array_equal(data, due), (stops, data, due)
+    left = sorted(n for n in os.listdir(".") if n.endswith(".part"))
+    assert not left, (stops, left)
+    for name in os.listdir("."):
+        if name.startswith("out"):
+            shutil.rmtree(name) if os.path.isdir(name) else os.unlink(name)
+print(stops)
+"""
+HAPPENINGS = [
+    "published",
+    "resumed_with_other_files",
+    "restarted_with_other_options",
+    "restarted_with_other_files",
+    "overwritten",
+    "restarted_and_killed",
+    "restarted_with_other_files_and_killed",
+    "resumed_with_other_files_and_killed",
+]
+
+
+@pytest.mark.parametrize("happens", HAPPENINGS)
+@pytest.mark.parametrize("out", OUTS)
+def test_a_worker_that_slept_changes_nothing(tmp_path: Path, out: str, happens: str) -> None:
+    command = [sys.executable, "-c", SLEEPER, out, happens]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 8

@@ -21,7 +21,6 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
