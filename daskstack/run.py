@@ -125,7 +125,8 @@ def _prepared(plan: StorePlan, work: Storable, how: How) -> Staging:
 
 def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: float) -> StoreReport:
     """Do what is missing; publish if nothing is."""
-    done = _kept_blocks(plan, work, how, held.place)
+    with files.writing(held.place):  # which another part that publishes takes away
+        done = _kept_blocks(plan, work, how, held.place)
     mine = range(plan.blocks) if how.part is None else range(how.part[0], plan.blocks, how.part[1])
     todo = [k for k in mine if k not in done]
     if done and how.progress is not False:
@@ -134,7 +135,8 @@ def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: floa
     _raise_failures(plan, work, held, results)
     done |= {r.block: r.receipt for r in results if r.receipt is not None}
     if how.part is not None:  # what others have done meanwhile counts as well
-        done = _whole(receipts.read(held.place, plan.plan_id)) | done
+        with files.writing(held.place):
+            done = _whole(receipts.read(held.place, plan.plan_id)) | done
     filled = _filled(plan, work, done)
     report = StoreReport(
         plan.out,
@@ -334,7 +336,8 @@ def _raise_failures(plan: StorePlan, work: Storable, held: Staging, results: lis
     place = {path: k for k, path in reversed(list(enumerate(work.listing.paths)))}
     once = {b.path: b for b in bad}
     ordered = sorted(once.values(), key=lambda b: place[b.path])
-    kept = len(receipts.read(held.place, plan.plan_id))
+    with files.writing(held.place):
+        kept = len(receipts.read(held.place, plan.plan_id))
     message = (
         f"{count(len(ordered))} of {plural(plan.files, 'file')} {'is' if len(ordered) == 1 else 'are'} bad; "
         f"{shown(plan.out)} not made"

@@ -22,6 +22,7 @@ import pytest
 from conftest import image
 from dask.local import get_sync
 
+import daskstack.run
 from daskstack import build, open_stack, receipts, staging
 from daskstack.run import How, _prepared
 from daskstack.tasks import Place
@@ -267,9 +268,10 @@ jobs = [[] for _ in range(8)] + parts
 rng.shuffle(jobs)
 running, outcomes = {}, []
 for n, job in enumerate(jobs):
+    stderr = os.open(f"{said}/{n}", os.O_WRONLY | os.O_CREAT)
     pid = os.fork()
     if not pid:
-        os.dup2(os.open(f"{said}/{n}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        os.dup2(stderr, 2)
         main([*command, *job])
     running[pid] = n
 for pid in rng.sample(list(running), int(kills)):
@@ -338,6 +340,28 @@ def test_builds_and_parts_and_kills_at_once_make_one_right_output(
 def test_the_same_of_many_crowds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
     monkeypatch.chdir(tmp_path)
     crowds(tmp_path, out, 40)
+
+
+@pytest.mark.parametrize("out", OUTS)
+def test_a_part_that_another_part_overtakes_has_succeeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sources(tmp_path, 4)
+    tile = [1, -1, -1] if out.endswith(".zarr") else None
+    real = daskstack.run._raise_failures
+
+    def overtaken(*args: Any) -> None:
+        """Between the last block of one part and its look at what others have done."""
+        monkeypatch.setattr(daskstack.run, "_raise_failures", real)
+        assert (
+            build("many", out, files_per_block=1, chunks=tile, shards=tile, part=(1, 2), progress=False).blocks_done
+            == 4
+        )
+        real(*args)
+
+    monkeypatch.setattr(daskstack.run, "_raise_failures", overtaken)
+    assert build("many", out, files_per_block=1, chunks=tile, shards=tile, part=(0, 2), progress=False).was_there
 
 
 # -- workers that sleep -----------------------------------------------------------------------------------------
