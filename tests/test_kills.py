@@ -133,7 +133,7 @@ class Killing:
         before = self.receipts()
         missing = FILES // PER_BLOCK - len(before)
         with self.running() as child:
-            if self.rng.random() < 0.1:
+            if self.rng.random() < 0.05:
                 time.sleep(self.rng.uniform(0, 2))
             else:
                 self._wait_for_a_receipt(child, before)
@@ -380,7 +380,7 @@ out, happens = sys.argv[1:]
 TILE = dict(chunks=(1, -1, -1), shards=(1, -1, -1)) if out.endswith(".zarr") else {}
 CALLS = {"open", "pwrite", "writev", "rename", "fsync", "unlink"}
 if out.endswith(".npy") and happens == "resumed_with_other_files":
-    CALLS.remove("pwrite")  # a descriptor that is open leads to the output itself; README
+    CALLS.remove("pwrite")  # a descriptor that is open leads to the output itself: the one gap that is left
 
 
 def put(add, ns):
