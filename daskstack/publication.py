@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from daskstack import files
 from daskstack.errors import OutputExistsError
-from daskstack.staging import REPLACED, Staging, locked, manifest_id, staging_root
+from daskstack.staging import REPLACED, Staging, locked, manifest_id, place_in, staging_root
 from daskstack.targets import Target
 from daskstack.text import shown
 
@@ -108,7 +108,7 @@ def _put_back(folder: str, out: str, target: Target) -> None:
             shutil.rmtree(aside)
             return
         for name in published:  # the new ones have left the folder; what is still there has its older twin in place
-            if not os.path.lexists(os.path.join(folder, os.path.basename(name))):
+            if not os.path.lexists(os.path.join(place_in(folder), os.path.basename(name))):
                 os.unlink(name)
     for name in os.listdir(aside):
         try:

@@ -135,15 +135,17 @@ def _prepared(plan: StorePlan, work: Storable, how: How) -> Staging:
 
 def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: float) -> StoreReport:
     """Do what is missing; publish if nothing is."""
-    done = _kept_blocks(plan, work, how, held.folder)
+    with files.writing(held.place):  # which another part that publishes takes away
+        done = _kept_blocks(plan, work, how, held.place)
     todo = [k for k in _mine(plan, how) if k not in done]
     if done and how.progress is not False:
         log.warning("resuming: %s of %s are on disk", count(len(done)), plural(plan.blocks, "block"))
-    results = _run_blocks(plan, work, how, held.folder, todo) if todo else []
-    _raise_failures(plan, work, held.folder, results)
+    results = _run_blocks(plan, work, how, held.place, todo) if todo else []
+    _raise_failures(plan, work, held, results)
     done |= {r.block: r.receipt for r in results if r.receipt is not None}
     if how.part is not None:  # what others have done meanwhile counts as well
-        done = _whole(receipts.read(held.folder, plan.plan_id), how) | done
+        with files.writing(held.place):
+            done = _whole(receipts.read(held.place, plan.plan_id), how) | done
     filled = _filled(plan, work, done)
     report = StoreReport(
         plan.out,
@@ -165,7 +167,7 @@ def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: floa
         with suppress(DaskstackError):  # a run that was killed may have published it
             if check_output(plan, work, fill=how.fill) is not None:
                 return report
-        moves = plan.target.finish(held.folder, plan.out, _index(plan, work, done, filled))
+        moves = plan.target.finish(held.place, plan.out, _index(plan, work, done, filled))
         with uninterrupted():
             publish(held, moves, own_names=lambda: replaceable(plan))
     return report
@@ -347,14 +349,17 @@ def _files_of(task: Any) -> str:
     return "".join(f"; its files: {listed([shown(path) for path in read.paths])}" for read in reads)
 
 
-def _raise_failures(plan: StorePlan, work: Storable, folder: str, results: list[BlockResult]) -> None:
+def _raise_failures(plan: StorePlan, work: Storable, held: Staging, results: list[BlockResult]) -> None:
     bad = [b for r in results for b in r.bad]
     if not bad:
         return
     place = {path: k for k, path in reversed(list(enumerate(work.listing.paths)))}
     once = {b.path: b for b in bad}
     ordered = sorted(once.values(), key=lambda b: place[b.path])
-    kept = len(receipts.read(folder, plan.plan_id)) if work.repeatable else 0
+    kept = 0
+    if work.repeatable:
+        with files.writing(held.place):
+            kept = len(receipts.read(held.place, plan.plan_id))
     message = (
         f"{count(len(ordered))} of {plural(plan.files, 'file')} {'is' if len(ordered) == 1 else 'are'} bad; "
         f"{shown(plan.out)} not made"
@@ -365,7 +370,7 @@ def _raise_failures(plan: StorePlan, work: Storable, folder: str, results: list[
         redo = plural(len({r.block for r in results if r.bad}), "block")
         advice = f"mend them, same command (reads only {redo} again); or --on-error fill"
     to_list = work.repeatable and (kept or len(ordered) > SHOWN_BAD_FILES)
-    listed_in = _write_list(folder, ordered) if to_list else ""
+    listed_in = _write_list(held.folder, ordered) if to_list else ""
     raise BadFilesError(message, advice, ordered, listed_in)
 
 

@@ -1,9 +1,11 @@
 """The staging folder: where an output grows until it is whole, and what is kept of a run that was stopped.
 
-``<OUT>.part/<plan id>/`` holds the manifest, the receipts, the growing target and a lock.  It is prepared
-under a random name and renamed into place, so that it is never there without its manifest; whoever
-loses that race adopts the winner's.  Everything in it is written by tasks that put the same bytes in the
-same place however often they run.  The lock only tells people of a second run: nothing depends on it.
+``<OUT>.part/<plan id>/`` holds the manifest, a lock and a folder of a random name for the growing target and
+the receipts.  It is prepared under a random name and renamed into place, so that it is never there without its
+manifest; whoever loses that race adopts the winner's.  Everything in it is written by tasks that put the same
+bytes in the same place however often they run.  The lock only tells people of a second run; but who has it for
+itself gives the inner folder a new name, so that what is left of an earlier run, a worker whose parent was killed,
+finds neither the target nor the receipts any more: its files may have changed since it read them.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ NO_DIFFERENCE = {  # what other builds may differ in without being others, and w
 WHO_BYTES = 200  # all of it is written at once, over who was there before
 _PRIVATE = re.compile(r"\.[0-9a-f]{32}")
 _PLAN = re.compile(r"[0-9a-f]{16}")
+_PLACE = re.compile(r"[0-9a-f]{32}")
 
 log = logging.getLogger("daskstack")
 
@@ -73,7 +76,9 @@ class Staging:
     Attributes
     ----------
     folder : str
-        Where the target grows.
+        Its path.
+    place : str
+        The folder in it where the target grows, and the receipts are.
     lock : int
         The descriptor whose lock says that the run is alive.
     root_is_own : bool
@@ -81,6 +86,7 @@ class Staging:
     """
 
     folder: str
+    place: str
     lock: int
     root_is_own: bool
 
@@ -88,6 +94,20 @@ class Staging:
 def staging_root(out: str) -> str:
     """The folder beside an output that holds its staging folders."""
     return f"{out}.part"
+
+
+def place_in(folder: str) -> str:
+    """Where in a staging folder the target grows, and the receipts are.
+
+    Raises
+    ------
+    FileNotFoundError
+        The folder is gone, or has none.
+    """
+    for name in os.listdir(folder):
+        if _PLACE.fullmatch(name):
+            return os.path.join(folder, name)
+    raise _gone(folder)
 
 
 def prepare(
@@ -180,6 +200,8 @@ def turn(out: str) -> Iterator[None]:
         os.close(descriptor)
         if own:
             _remove_if_empty(root)
+        else:
+            _remove_turn(root)
 
 
 def _taken_turn(root: str) -> int:
@@ -215,8 +237,10 @@ def _make(
         for name in (LOCK, PUBLISHING):
             files.write_new(os.path.join(private, name), b"")
         lock = locked(private, shared=shared)
-        target.create(private)
-        os.mkdir(os.path.join(private, receipts.FOLDER))
+        name = uuid.uuid4().hex
+        os.mkdir(os.path.join(private, name))
+        target.create(os.path.join(private, name))
+        os.mkdir(os.path.join(private, name, receipts.FOLDER))
         names = _listing_bytes(listing)
         described = {**manifest, "listing_crc32c": crc32c(names)}
         checked = {"manifest": described, "crc32c": record_checksum(described)}
@@ -230,7 +254,7 @@ def _make(
         if lock >= 0:
             os.close(lock)
         raise
-    return Staging(folder, lock, root_is_own=root_is_own)
+    return Staging(folder, os.path.join(folder, name), lock, root_is_own=root_is_own)
 
 
 def locked(folder: str, *, shared: bool = False) -> int:
@@ -270,18 +294,23 @@ def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> St
         raise OutputError(
             f"{shown(folder)} is no staging folder of this build, or its manifest was damaged", "move it away"
         )
+    alone = False
     try:
         lock = locked(folder, shared=shared)
+        alone = not shared
     except BlockingIOError:
         lock = _beside_another_host(folder)
     try:
         _check_same(lock, os.path.join(folder, LOCK))
-        whole = target.is_there(folder) and os.path.isdir(os.path.join(folder, receipts.FOLDER))
+        place = place_in(folder)
+        whole = target.is_there(place) and os.path.isdir(os.path.join(place, receipts.FOLDER))
         if not whole:  # it was published, and then moved away; or is being published now
             _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.isdir(os.path.join(folder, REPLACED)):
                 _throw_away(folder)
             raise _gone(folder)  # noqa: TRY301  # as if it had never been met
+        if alone and _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            place = _moved(place)
     except BlockingIOError:
         os.close(lock)
         time.sleep(0.1)
@@ -289,7 +318,14 @@ def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> St
     except BaseException:
         os.close(lock)
         raise
-    return Staging(folder, lock, root_is_own=True)
+    return Staging(folder, place, lock, root_is_own=True)
+
+
+def _moved(place: str) -> str:
+    """The place under a name that no task of an earlier run knows."""
+    new = os.path.join(os.path.dirname(place), uuid.uuid4().hex)
+    os.rename(place, new)
+    return new
 
 
 def _beside_another_host(folder: str) -> int:
@@ -417,7 +453,7 @@ def _clear_others(root: str, manifest: Mapping[str, Any], listing: Listing, *, r
                     "wait for it, or stop it",
                 ) from None
             try:
-                kept = len(receipts.read(folder, name)) if other["repeatable"] else 0
+                kept = len(receipts.read(place_in(folder), name)) if other["repeatable"] else 0
                 if kept and not restart:
                     raise OutputError(
                         f"{shown(root)} holds {plural(kept, 'block')} of another build: "
@@ -531,7 +567,7 @@ def remove(staging: Staging, *, published: bool, repeatable: bool = True) -> int
 def _kept(staging: Staging, aside: str, *, repeatable: bool) -> int:
     """How many blocks are kept; where there are none and nobody else is at work, the folder is thrown away."""
     with suppress(OSError):
-        kept = len(receipts.read(staging.folder, os.path.basename(staging.folder))) if repeatable else 0
+        kept = len(receipts.read(staging.place, os.path.basename(staging.folder))) if repeatable else 0
         if kept:
             return kept
         _flock(staging.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -550,13 +586,19 @@ def _throw_away(folder: str) -> None:
 
 def _remove_if_empty(root: str) -> None:
     """Remove the folder around staging folders, unless it holds another one, or something of the user's."""
+    _remove_turn(root)
     with suppress(OSError):
-        if os.listdir(root) == [TURN]:
+        os.rmdir(root)
+
+
+def _remove_turn(root: str) -> None:
+    """Remove the file of the turns, where no staging folder is left and nobody waits."""
+    with suppress(OSError):
+        if [name for name in os.listdir(root) if _is_own_name(name)] == [TURN]:
             path = os.path.join(root, TURN)
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody waits for a turn
+                _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(path)
             finally:
                 os.close(descriptor)
-        os.rmdir(root)

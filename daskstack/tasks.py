@@ -92,7 +92,7 @@ class Place:
     target : Target
         Puts them there.
     folder : str
-        The staging folder.
+        The folder in the staging folder where the target and the receipts are.
     plan_id : str
         The plan's, for receipts.
     fill : bool

@@ -424,7 +424,7 @@ def test_a_staging_folder_of_a_killed_run_is_taken_over(frames: Path, expected: 
 
     manifest = {"plan_id": plan.plan_id, "request": ""}
     held = staging.prepare(plan.out, manifest, open_stack("frames").listing, plan.target)
-    plan.target.write(held.folder, 3, image(99, (2, 5, 7)))
+    plan.target.write(held.place, 3, image(99, (2, 5, 7)))
     os.close(held.lock)
     build("frames", "out.npy", progress=False)
     assert same(np.load("out.npy"), expected)

@@ -80,7 +80,7 @@ def wait_for(condition: Callable[[], bool], child: subprocess.Popen[bytes]) -> N
 
 def sync_receipts(out: Path) -> None:
     """Put the receipts, and nothing else, on the disk, as the system would do in its own time."""
-    for path in out.parent.glob(f"{out.name}.part/[0-9a-f]*/receipts/*"):
+    for path in out.parent.glob(f"{out.name}.part/[0-9a-f]*/[0-9a-f]*/receipts/*"):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -91,8 +91,8 @@ def sync_receipts(out: Path) -> None:
 def receipts_right(out: Path, whole: Path) -> int:
     """How many blocks have a receipt; each holds the bytes of an undisturbed build."""
     found = 0
-    for folder in out.parent.glob(f"{out.name}.part/[0-9a-f]*"):
-        for k in receipts.read(str(folder), folder.name):
+    for folder in out.parent.glob(f"{out.name}.part/[0-9a-f]*/[0-9a-f]*"):
+        for k in receipts.read(str(folder), folder.parent.name):
             found += 1
             if out.suffix == ".npy":
                 size = 64 * 64 * 2
@@ -111,7 +111,7 @@ def lose_power_once(disk: Disk, sources: Path, out: Path, whole: Path, rng: rand
     if out.suffix == ".zarr":
         command += ["--chunks", "1,64,64", "--shards", "1,64,64"]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: any(out.parent.glob(f"{out.name}.part/[0-9a-f]*/receipts/*")), child)
+    wait_for(lambda: any(out.parent.glob(f"{out.name}.part/[0-9a-f]*/[0-9a-f]*/receipts/*")), child)
     time.sleep(rng.uniform(0, seconds))
     sync_receipts(out)
     disk.lose_power()

@@ -143,9 +143,14 @@ def staged(out: str) -> Path:
     return folder
 
 
+def place(out: str) -> Path:
+    """Where in it the target grows."""
+    return Path(staging.place_in(str(staged(out))))
+
+
 def blocks_kept(out: str) -> set[int]:
     """The blocks that have a receipt."""
-    return set(receipts.read(str(staged(out)), staged(out).name))
+    return set(receipts.read(str(place(out)), staged(out).name))
 
 
 @pytest.fixture(scope="module")
@@ -640,14 +645,14 @@ def test_no_damage_to_a_listing_passes_for_a_listing(three: Array) -> None:
 
 
 def test_no_damage_to_receipts_makes_another_receipt(three: Array) -> None:
-    folder = staged("out.npy")
+    folder, plan_id = place("out.npy"), staged("out.npy").name
     (path,) = (folder / "receipts").iterdir()
-    whole = receipts.read(str(folder), folder.name)
+    whole = receipts.read(str(folder), plan_id)
     assert set(whole) == {0, 2}
     lost = 0
     for bad in damaged(path.read_bytes()):
         path.write_bytes(bad)
-        found = receipts.read(str(folder), folder.name)
+        found = receipts.read(str(folder), plan_id)
         assert all(whole[k] == candidates for k, candidates in found.items())
         lost += len(found) < 2
     assert lost > 100
@@ -699,7 +704,7 @@ def test_another_build_s_lost_listing_is_refused_all_the_same(frames: Path) -> N
 
 def test_a_target_that_is_gone_is_made_again(frames: Path, expected: Array) -> None:
     stop("out.npy")
-    (staged("out.npy") / "data.npy").unlink()
+    (place("out.npy") / "data.npy").unlink()
     make("out.npy")
     assert same(np.load("out.npy"), expected)
 
@@ -707,7 +712,7 @@ def test_a_target_that_is_gone_is_made_again(frames: Path, expected: Array) -> N
 @pytest.mark.parametrize("size", [0, 300, 5000])
 def test_a_target_of_another_size_is_made_again(frames: Path, expected: Array, size: int) -> None:
     stop("out.npy")
-    os.truncate(staged("out.npy") / "data.npy", size)
+    os.truncate(place("out.npy") / "data.npy", size)
     make("out.npy")
     assert same(np.load("out.npy"), expected)
 
@@ -716,7 +721,7 @@ def test_a_target_of_another_size_is_made_again(frames: Path, expected: Array, s
 def test_a_shard_that_is_gone_under_its_receipt_is_written_again(frames: Path, expected: Array, out: str) -> None:
     stop(out)
     name = "c.3.0.0" if out == "out.zarr" else "3.0.0"
-    (staged(out) / "data.zarr" / "data" / name).unlink()
+    (place(out) / "data.zarr" / "data" / name).unlink()
     with listening() as heard:
         make(out)
     assert opened(heard) == {0, 3, 7}
@@ -726,7 +731,7 @@ def test_a_shard_that_is_gone_under_its_receipt_is_written_again(frames: Path, e
 @EACH_TARGET
 def test_receipts_that_are_gone_are_written_again(frames: Path, expected: Array, out: str) -> None:
     stop(out)
-    shutil.rmtree(staged(out) / "receipts")
+    shutil.rmtree(place(out) / "receipts")
     make(out)
     assert same(stored(out), expected)
     assert not Path(f"{out}.part").exists()
@@ -734,7 +739,7 @@ def test_receipts_that_are_gone_are_written_again(frames: Path, expected: Array,
 
 def test_a_torn_line_costs_one_block_and_the_next_receipt_stands(frames: Path, expected: Array) -> None:
     stop("out.npy")
-    (path,) = (staged("out.npy") / "receipts").iterdir()
+    (path,) = (place("out.npy") / "receipts").iterdir()
     path.write_bytes(path.read_bytes()[:-20])
     with listening() as heard:
         make("out.npy")

@@ -329,8 +329,8 @@ def test_what_a_killed_run_left_in_the_data_s_folder_is_not_published(frames: Pa
     plan = open_stack("frames").plan("out.zarr", chunks=(1, 5, 7))
     manifest = {"plan_id": plan.plan_id, "request": ""}
     held = staging.prepare(plan.out, manifest, open_stack("frames").listing, plan.target)
-    plan.target.write(held.folder, 0, image(99, (1, 5, 7)))
-    place = Path(held.folder) / "data.zarr" / "data"
+    plan.target.write(held.place, 0, image(99, (1, 5, 7)))
+    place = Path(held.place) / "data.zarr" / "data"
     (place / f"c.1.0.0.{'0' * 32}").write_bytes(b"half a shard")
     (place / "zarr.json").write_bytes(b"old")
     os.close(held.lock)
