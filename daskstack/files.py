@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import signal
@@ -29,6 +30,7 @@ NO_SPACE = {
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)  # the last two as batch systems send them
 AT_ONCE = 1 << 30  # bytes; macOS refuses 2 GiB in one call
 NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
+NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}  # Lustre without -o flock, FUSE
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1  # linux/fs.h
 _RENAME_EXCL = 4  # sys/stdio.h of macOS
@@ -139,8 +141,6 @@ def free_space(path: str) -> int | None:
 def sync(descriptor: int) -> None:
     """Return when all that was written to the file is on the disk itself."""
     if sys.platform == "darwin":
-        import fcntl
-
         try:
             fcntl.fcntl(descriptor, _F_FULLFSYNC)
         except OSError:  # a file system that knows fsync only
@@ -156,6 +156,31 @@ def sync_folder(folder: str) -> None:
         sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock(descriptor: int, kind: int) -> bool:
+    """Whether the file system has locks (flock(2)); where it has, this one is held then.
+
+    Raises
+    ------
+    BlockingIOError
+        Another process holds it, and ``kind`` says not to wait.
+    """
+    try:
+        fcntl.flock(descriptor, kind)
+    except OSError as exc:
+        if exc.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def is_same(descriptor: int, path: str) -> bool:
+    """Whether a path leads to the open file still."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def write_new(path: str, data: bytes) -> None:

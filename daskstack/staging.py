@@ -47,7 +47,6 @@ BAD_FILES = "bad.csv"
 MOST_MANIFEST_BYTES = 16 << 20
 TRIES = 10
 NEW_FOR = 60.0  # seconds
-NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}  # Lustre without -o flock, FUSE
 NO_DIFFERENCE = {  # what other builds may differ in without being others, and what follows from the rest
     "plan_id",
     "request",
@@ -211,7 +210,7 @@ def _taken_turn(root: str) -> int:
         with suppress(FileNotFoundError):
             _make_root(root)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            _flock(descriptor, fcntl.LOCK_EX)
+            files.lock(descriptor, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
                 _check_same(descriptor, path)
                 return descriptor
@@ -267,7 +266,7 @@ def locked(folder: str, *, shared: bool = False) -> int:
     """
     descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if not _flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB):
+        if not files.lock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB):
             log.debug("%s: no locks on this file system; nothing will tell of a second run", folder)
         who = f"{socket.gethostname()}, pid {os.getpid()}, since {datetime.now(UTC).isoformat(timespec='seconds')}"
         os.pwrite(descriptor, who.encode().ljust(WHO_BYTES), 0)
@@ -275,17 +274,6 @@ def locked(folder: str, *, shared: bool = False) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _flock(descriptor: int, kind: int) -> bool:
-    """Whether the file system has locks; where it has, this one is held then."""
-    try:
-        fcntl.flock(descriptor, kind)
-    except OSError as exc:
-        if exc.errno not in NO_LOCKS:
-            raise
-        return False
-    return True
 
 
 def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> Staging:
@@ -305,12 +293,16 @@ def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> St
         place = place_in(folder)
         whole = target.is_there(place) and os.path.isdir(os.path.join(place, receipts.FOLDER))
         if not whole:  # it was published, and then moved away; or is being published now
-            _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files.lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.isdir(os.path.join(folder, REPLACED)):
                 _throw_away(folder)
             raise _gone(folder)  # noqa: TRY301  # as if it had never been met
-        if alone and _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if alone and files.lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
             place = _moved(place)
+            if target.is_written(place):
+                log.warning("a worker of an earlier run is still writing; what it kept is thrown away")
+                _throw_away(folder)
+                raise _gone(folder)  # noqa: TRY301
     except BlockingIOError:
         os.close(lock)
         time.sleep(0.1)
@@ -343,7 +335,7 @@ def _who(folder: str) -> str:
 
 def _check_same(descriptor: int, path: str) -> None:
     """A folder that its owner removed and another run made anew has another lock by the same name."""
-    if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+    if not files.is_same(descriptor, path):
         raise _gone(path)
 
 
@@ -521,7 +513,7 @@ def publishing(folder: str) -> Iterator[bool]:
         yield False
         return
     try:
-        _flock(descriptor, fcntl.LOCK_EX)
+        files.lock(descriptor, fcntl.LOCK_EX)
         yield os.path.lexists(path)
     finally:
         os.close(descriptor)
@@ -566,11 +558,13 @@ def remove(staging: Staging, *, published: bool, repeatable: bool = True) -> int
 
 def _kept(staging: Staging, aside: str, *, repeatable: bool) -> int:
     """How many blocks are kept; where there are none and nobody else is at work, the folder is thrown away."""
-    with suppress(OSError):
+    kept = 0
+    with suppress(OSError):  # the place was removed
         kept = len(receipts.read(staging.place, os.path.basename(staging.folder))) if repeatable else 0
-        if kept:
-            return kept
-        _flock(staging.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if kept:
+        return kept
+    with suppress(OSError):
+        files.lock(staging.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.isdir(aside) and not (repeatable and os.path.lexists(os.path.join(staging.folder, BAD_FILES))):
             _throw_away(staging.folder)
     return 0
@@ -598,7 +592,7 @@ def _remove_turn(root: str) -> None:
             path = os.path.join(root, TURN)
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                files.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(path)
             finally:
                 os.close(descriptor)

@@ -193,6 +193,11 @@ class Target(ABC):
     def is_there(self, folder: str) -> bool:
         """Whether the target that was made in a folder is in it still."""
 
+    def is_written(self, folder: str) -> bool:
+        """Whether a task of an earlier run, stopped on its way, holds the target open still and may write yet."""
+        del folder  # a format whose files are renamed into place leaves nothing open
+        return False
+
     def lost(self, folder: str, bounds: NDArray[np.int64], blocks: Sequence[int]) -> set[int]:
         """Those of the blocks, all of them written, that are not in the folder any more."""
         del folder, bounds, blocks  # a format in one file loses none

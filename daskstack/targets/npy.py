@@ -8,11 +8,14 @@ back over the bytes of its neighbours, except on such descriptors.
 from __future__ import annotations
 
 import csv
+import errno
+import fcntl
 import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -36,6 +39,7 @@ from daskstack.targets.base import (
 
 POISON = b"\x93NUMPY\xff\xff"  # every reader says that it does not know this version; none speaks of pickles
 DATA = "data.npy"
+WRITERS = "writers"  # locked by each task while it holds the array open
 MOST_RECORD_BYTES = 16 << 20
 
 
@@ -88,17 +92,28 @@ class NpyTarget(Target):
                 files.sync(descriptor)
             finally:
                 os.close(descriptor)
+            files.write_new(os.path.join(folder, WRITERS), b"")
 
     def is_there(self, folder: str) -> bool:
         path = os.path.join(folder, DATA)
         return os.path.isfile(path) and not os.path.islink(path) and os.path.getsize(path) == self.size
+
+    def is_written(self, folder: str) -> bool:
+        descriptor = os.open(os.path.join(folder, WRITERS), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            files.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def write(self, folder: str, start: int, block: NDArray[Any]) -> None:
         if not block.nbytes:
             return
         offset = len(self.header) + start * self.item_nbytes
         path = os.path.join(folder, DATA)
-        with files.writing(path, block.nbytes):
+        with files.writing(path, block.nbytes), _as_writer(folder):
             descriptor = os.open(path, os.O_WRONLY | os.O_DSYNC | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 files.write_at(descriptor, as_bytes(block).data, offset)
@@ -180,6 +195,20 @@ class NpyTarget(Target):
         *beside, array = cls.final_names(out, record["labels"])
         own = [path for path in beside if path == record_path(out) or _is_listed(path, record)]
         return (array, *own) if cls.is_own(out) else tuple(own)
+
+
+@contextmanager
+def _as_writer(folder: str) -> Iterator[None]:
+    """Be known as one that may hold the array open; refused once another run has taken the folder over."""
+    path = os.path.join(folder, WRITERS)
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        files.lock(descriptor, fcntl.LOCK_SH)
+        if not files.is_same(descriptor, path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def record_path(out: str) -> str:
