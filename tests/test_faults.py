@@ -76,7 +76,7 @@ def test_sigkill_at_any_moment_leaves_nothing_under_the_final_name(many: Array, 
 def test_a_signal_ends_the_run_in_order(many: Array, tmp_path: Path, number: signal.Signals) -> None:
     child = start("--limit", "500")
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("out.npy.part/*/data.npy")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("out.npy.part/*/*/data.npy")) and time.monotonic() < deadline:
         time.sleep(0.01)
     child.send_signal(number)
     stdout, stderr = child.communicate(timeout=30)
