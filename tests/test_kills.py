@@ -140,7 +140,6 @@ class Killing:
                 time.sleep(self.rng.uniform(0, 0.5) * missing * PER_BLOCK * DELAY / 2)
             self.kills += 1
             orphans = self._kill(child)
-            self.landed += bool(self.receipts()) and not (self.folder / self.out).exists()
             self.check()
             if orphans:  # they go on beside the next run
                 self._resume_beside()
@@ -162,6 +161,7 @@ class Killing:
         if kind == "worker":
             with suppress(ProcessLookupError):
                 os.kill(self.rng.choice(workers), signal.SIGKILL)
+            self.count()  # before the others go on
             _, stderr = child.communicate(timeout=120)
             assert child.returncode == 0 or "error: a worker process was killed\n" in stderr, stderr
             return False
@@ -171,7 +171,12 @@ class Killing:
             else:
                 child.kill()
         child.wait(timeout=60)
+        self.count()
         return kind == "parent"
+
+    def count(self) -> None:
+        """Whether the kill came between the first receipt and publication."""
+        self.landed += bool(self.receipts()) and not (self.folder / self.out).exists()
 
     def check(self) -> None:
         """The final name holds nothing, or what an undisturbed build has made."""
