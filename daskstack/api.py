@@ -33,11 +33,12 @@ from daskstack.run import How, run
 from daskstack.stack import FileStack
 from daskstack.tasks import Storable
 from daskstack.text import count, plural, printable
-from daskstack.verification import VerifyReport, verified
 
 if TYPE_CHECKING:
     import dask.array
     from distributed import Client
+
+    from daskstack.verification import VerifyReport
 
 OnError: TypeAlias = Literal["raise", "fill"]
 
@@ -475,7 +476,7 @@ def build_listed(
     if how.part is None:
         stack = opened(find())
         return _carried_out(stack.plan(out, **options), stack, how, scheduler)
-    path = files.absolute(os.fspath(out))
+    path = _checked_out(out)
     request = hashlib.sha256(json.dumps([os.getcwd(), as_json(asked), path]).encode()).hexdigest()
     with ExitStack() as turn:
         turn.enter_context(staging.turn(path))
@@ -584,6 +585,15 @@ def store(
     return _carried_out(made, work, chosen, options.get("scheduler"))
 
 
+def _checked_out(out: Source) -> str:
+    """The output's absolute path; its suffix must be a known one."""
+    text = os.fspath(out)
+    if files.is_url(text):
+        raise UsageError(f"the output {text!r} is a URL; daskstack writes files", "store on a disk, copy it then")
+    targets.format_of(text)
+    return files.absolute(text)
+
+
 def _planned(
     work: Storable,
     out: Source,
@@ -598,10 +608,7 @@ def _planned(
     compression: str | None = None,
     zarr_format: int | None = None,
 ) -> StorePlan:
-    text = os.fspath(out)
-    if files.is_url(text):
-        raise UsageError(f"the output {text!r} is a URL; daskstack writes files", "store on a disk, copy it then")
-    path = files.absolute(text)
+    path = _checked_out(out)
     return make_plan(
         work,
         path,
@@ -707,6 +714,8 @@ def verify(
     data       3 items, all as recorded
     equal: v.npy
     """
+    from daskstack.verification import verified
+
     return verified(os.fspath(out), data=data, inputs=inputs, sample=sample, seed=seed, progress=progress)
 
 

@@ -17,8 +17,11 @@ from daskstack.tasks import Storable
 from daskstack.text import listed, nbytes, plural, printable, shown
 
 
-def check_output(plan: StorePlan, work: Storable, *, fill: bool = False) -> StoreReport | None:
-    """Look, without writing, whether the plan can be carried out; ``fill`` is whether filled items are wanted.
+def check_output(plan: StorePlan, work: Storable, *, fill: bool = False, restart: bool = False) -> StoreReport | None:
+    """Look, without writing, whether the plan can be carried out.
+
+    ``fill`` is whether filled items are wanted; ``restart`` whether what was kept goes, and where it may be
+    overwritten a finished output, too.
 
     Returns
     -------
@@ -42,7 +45,7 @@ def check_output(plan: StorePlan, work: Storable, *, fill: bool = False) -> Stor
         changed = _changed_since(plan, work)
         missing = [name for name in plan.final_names if name not in own]
         filled = (plan.target.read_record(plan.out) or {}).get("filled", [])
-        if changed == [] and not missing and (fill or not filled):
+        if changed == [] and not missing and (fill or not filled) and not (restart and plan.overwrite):
             return StoreReport(
                 plan.out,
                 plan.final_names[:-1],
@@ -58,7 +61,8 @@ def check_output(plan: StorePlan, work: Storable, *, fill: bool = False) -> Stor
         if not plan.overwrite:
             raise OutputExistsError(*_why_not_again(plan, changed, missing, len(filled)))
     _refuse_taken(plan, own)
-    need = plan.need - staging.size_of(plan.out, plan.plan_id)  # a run that was killed took its room already
+    # A run that was killed took its room already; a restart frees that of all runs.
+    need = plan.need - staging.size_of(plan.out, "" if restart else plan.plan_id)
     if plan.free is not None and plan.free < need:
         raise NoSpaceError(
             f"{shown(plan.out)} needs {nbytes(need)}; {nbytes(plan.free)} are free on its disk (or in its quota)",
@@ -129,6 +133,8 @@ def _changed_since(plan: StorePlan, work: Storable) -> list[str] | None:
     if record is None or record["plan_id"] != plan.plan_id:
         return None
     index = plan.target.read_index(plan.out, ["size", "mtime"])
+    if not index.keys() <= work.columns.keys():  # stored like a stack, and now like none
+        return None
     same = np.ones(plan.target.items, bool)
     for name, column in index.items():
         same &= np.array(column, dtype=np.int64) == work.columns[name]

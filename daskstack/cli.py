@@ -214,23 +214,24 @@ def build(paths: tuple[str, ...], **options: Any) -> None:
     given again.
     """
     with _reported(options):
-        *sources, out = _sources_and_out(paths, options)
-        if options["dry_run"]:
-            _plan(_listing(sources, options), out, options, check=False)
-            return
         from daskstack.api import build_listed, make_how
 
+        *sources, out = _sources_and_out(paths, options)
+        how = make_how(
+            progress=False if options["quiet"] else None,
+            on_error=options["on_error"],
+            part=options["part"],
+            restart=options["restart"],
+        )
+        if options["dry_run"]:
+            _plan(_listing(sources, options), out, options, fill=how.fill, restart=how.restart)
+            return
         report = build_listed(
             lambda: _listing(sources, options),
             lambda listing: _opened(listing, options),
             out,
             asked=(sources, sorted((k, v) for k, v in options.items() if k in STACK_OPTIONS)),
-            how=make_how(
-                progress=False if options["quiet"] else None,
-                on_error=options["on_error"],
-                part=options["part"],
-                restart=options["restart"],
-            ),
+            how=how,
             **_store_arguments(options),
         )
         _say(report, options)
@@ -269,9 +270,11 @@ def verify(out: str, *, as_json: bool, **options: Any) -> None:
 
         chosen = {name: options[name] for name in ("data", "inputs", "sample", "seed")}
         report = verified(out, **chosen, progress=False if options["quiet"] else None)
-        _say(json.dumps(report.as_dict(), indent=1) if as_json else report, options)
+        text = json.dumps(report.as_dict(), indent=1) if as_json else str(report)
+        if as_json or not report.status:
+            _say(text, options)
         if report.status:
-            sys.exit(report.status)
+            _fail("" if as_json else text, report.status)
 
 
 @main.command(short_help="Try it on files it makes itself.")
@@ -287,12 +290,20 @@ def demo(count: int, **options: Any) -> None:
         run_demo(count, say=lambda text: _say(text, options), progress=False if options["quiet"] else None)
 
 
-def _plan(listing: Listing, out: str, options: dict[str, Any], *, check: bool) -> None:
+def _plan(
+    listing: Listing,
+    out: str,
+    options: dict[str, Any],
+    *,
+    check: bool = False,
+    fill: bool = False,
+    restart: bool = False,
+) -> None:
     from daskstack.checks import check_output
 
     stack = _opened(listing, options)
     made = stack.plan(out, **_store_arguments(options))
-    finished = check_output(made, stack)
+    finished = check_output(made, stack, fill=fill, restart=restart)
     measured, met = stack.measured(made)
     click.echo(str(measured))
     if finished is not None:
@@ -394,10 +405,11 @@ def _reported(options: dict[str, Any]) -> Iterator[None]:
     except DaskstackError as exc:
         if options["debug"]:
             raise
+        kept = "".join(f"\nkept  {note}; the same command goes on" for note in getattr(exc, "__notes__", []))
         if isinstance(exc, BadFilesError) and options["verbose"]:
             for bad in exc.files[SHOWN_BAD_FILES:]:
                 click.echo(f"bad   {bad}", err=True)
-        _fail(f"error: {exc}", USAGE if isinstance(exc, UsageError) else ERROR)
+        _fail(f"error: {exc}{kept}", USAGE if isinstance(exc, UsageError) else ERROR)
     except _Stopped as exc:
         command = shlex.join(["daskstack", *sys.argv[1:]])
         kept = "; ".join(getattr(exc, "__notes__", ["nothing was kept"]))
@@ -408,9 +420,9 @@ def _reported(options: dict[str, Any]) -> Iterator[None]:
     except Exception as exc:
         if options["debug"]:
             raise
-        _fail(
-            f"error: {type(exc).__name__}: {exc}\nnext  --debug shows where; if daskstack is at fault, report it", ERROR
-        )
+        kept = "".join(f"\nkept  {note}" for note in getattr(exc, "__notes__", []))
+        what = f"error: {type(exc).__name__}: {exc}{kept}"
+        _fail(f"{what}\nnext  --debug shows where; if daskstack is at fault, report it", ERROR)
 
 
 @contextmanager
@@ -431,7 +443,8 @@ def _stopping() -> Iterator[None]:
 
 
 def _fail(message: str, status: int) -> None:
-    click.echo(message, err=True)
+    if message:
+        click.echo(message, err=True)
     sys.exit(status)
 
 

@@ -94,7 +94,8 @@ class DerivedArray:
         """Nothing tells that two Dask arrays are one, whose names do not change when a function's code does: a key that
         the user gives, or none ever again.
         """
-        return f"derived {uuid.uuid4().hex if self.resume_key is None else self.resume_key}"
+        items = self.like.content_id if self.like is not None else ""
+        return f"derived {uuid.uuid4().hex if self.resume_key is None else self.resume_key} {items}"
 
     @property
     def repeatable(self) -> bool:

@@ -16,6 +16,7 @@ import stat
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import google_crc32c
@@ -25,7 +26,6 @@ from numpy.typing import NDArray
 from daskstack.text import count, listed, plural, printable, shape_text
 
 NEVER_WRITTEN = 2**64 - 1  # in the index of a shard
-ZARR_SMALL = {2: {".zattrs", ".zgroup", ".zmetadata"}, 3: {"zarr.json"}}
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,7 @@ class Finished:
     @property
     def tile_items(self) -> int:
         """How many items are best read at once."""
-        if self.out.endswith(".npy"):
-            return self.items
-        return int(self.record["shards"][len(self.grid) - 1]) if len(self.grid) == 1 else 1
+        return self.items if self.out.endswith(".npy") else int(self.record["shards"][len(self.grid) - 1])
 
     @property
     def checksums(self) -> list[str] | None:
@@ -129,17 +127,23 @@ class Finished:
                 f.seek(os.path.getsize(self.out) - (self.items - start) * self.item_nbytes)
                 data = f.read(size * self.item_nbytes)
             return np.frombuffer(data, self.dtype).reshape(size, *self.item_shape)
+        last = self.grid[-1]
+        parts = []
+        while start < stop:  # along the last axis of the grid at once
+            *before, first = (int(n) for n in np.unravel_index(start, self.grid))
+            end = min(last, first + stop - start)
+            parts.append(np.asarray(self.group_array[(*before, slice(first, end))]))
+            start += end - first
+        return np.concatenate(parts).astype(self.dtype, copy=False)
+
+    @cached_property
+    def group_array(self) -> Any:
+        """The data of a group, opened once."""
         import zarr
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that dates and texts are new to the specification
-            array: Any = zarr.open_array(os.path.join(self.out, "data"), mode="r")
-            if len(self.grid) == 1:
-                found = np.asarray(array[start:stop])
-            else:
-                places = (np.unravel_index(k, self.grid) for k in range(start, stop))
-                found = np.stack([np.asarray(array[tuple(int(n) for n in at)]) for at in places])
-        return found.astype(self.dtype, copy=False)
+            return zarr.open_array(os.path.join(self.out, "data"), mode="r")
 
 
 def inspected(out: str, problems: list[Problem], unchecked: list[str]) -> Finished | None:

@@ -106,9 +106,10 @@ class StorePlan:
         up_to = "" if per_block * self.blocks == items else "up to "
         work = f"{plural(self.blocks, 'block')} of {up_to}{plural(per_block, unit)}, {workers}"
         disk = f"{nbytes(self.target.nbytes)} in {plural(self.target.file_count(self.labels, self.columns), 'file')}"
+        share = "" if workers != "on the cluster" else " a task"
         rows = [
             *self.about,
-            ("work", f"{work}, at most {nbytes(self.memory)} memory"),
+            ("work", f"{work}, at most {nbytes(self.memory)} memory{share}"),
             ("disk", f"{disk}; free {'unknown' if self.free is None else nbytes(self.free)}"),
         ]
         if self.files_per_second:
@@ -146,7 +147,9 @@ def make_plan(
         if name in target.reserved:
             raise UsageError(f"label {name} has the name of an axis", f"choose another, such as {name}_label")
     labels = tuple(work.item_labels)
-    at_once = 1 if scheduler == "synchronous" else min(workers or threads or usable_cores(), len(bounds) - 1)
+    at_once = min(workers or threads or usable_cores(), len(bounds) - 1)
+    if scheduler not in ("threads", "processes", "workers"):  # one, or as many as a cluster's workers take
+        at_once = 1
     most = int(np.diff(bounds).max())
     a_block = most * target.item_nbytes + work.scratch(bounds) + target.scratch
     if memory_limit is not None:

@@ -15,7 +15,9 @@ from daskstack.targets import Target
 from daskstack.text import shown
 
 
-def publish(staging: Staging, moves: Sequence[tuple[str, str]], *, own_names: Callable[[], Sequence[str]]) -> None:
+def publish(
+    staging: Staging, moves: Sequence[tuple[str, str]], target: Target, *, own_names: Callable[[], Sequence[str]]
+) -> None:
     """Give the finished files their final names, the array last, or leave everything as it was.
 
     Parameters
@@ -24,6 +26,8 @@ def publish(staging: Staging, moves: Sequence[tuple[str, str]], *, own_names: Ca
         The staging folder.
     moves : sequence of (staged path, final path)
         The array last: while it is not there, there is no output.
+    target : Target
+        Knows what an interrupted replacement has left.
     own_names : callable
         The files of daskstack's own that may be replaced, the array first: they are moved into the
         staging folder before, so that at no moment an array stands beside another's index.
@@ -37,6 +41,8 @@ def publish(staging: Staging, moves: Sequence[tuple[str, str]], *, own_names: Ca
     parent = os.path.dirname(final)
     with files.writing(final), files.uninterrupted():
         done: list[tuple[str, str]] = []
+        if os.path.isdir(os.path.join(staging.folder, REPLACED)):  # of a part that was killed at just this
+            _put_back(staging.folder, final, target)
         try:
             _set_aside(staging.folder, own_names, done)
             files.sync_folder(parent)

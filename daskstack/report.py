@@ -33,6 +33,8 @@ class StoreReport:
         From plan to publication.
     left_out : int
         Names that the scan for files left out.
+    read : int
+        Files read now; the others' blocks were there already.
     filled : tuple of str
         Items that hold the fill value: the file of each and what was wrong with it.
     blocks, blocks_done : int
@@ -48,6 +50,7 @@ class StoreReport:
     files: int
     seconds: float
     left_out: int = 0
+    read: int = 0
     filled: tuple[str, ...] = ()
     blocks: int = 0
     blocks_done: int = 0
@@ -70,7 +73,7 @@ class StoreReport:
         if self.was_there:
             head = f"done  {what}: it was there already, made from these files"
         elif self.files:
-            head += f", {count(round(self.files / max(1e-9, self.seconds)))} files/s"
+            head += f", {count(round(self.read / max(1e-9, self.seconds)))} files/s"
             if self.left_out:
                 head += f"\n      from {plural(self.files, 'file')}; {count(self.left_out)} left out"
         if self.filled:

@@ -89,7 +89,7 @@ def run(plan: StorePlan, work: Storable, how: How) -> StoreReport:
     """
     begin = time.monotonic()
     recover(plan.out, plan.target)
-    finished = check_output(plan, work, fill=how.fill)
+    finished = check_output(plan, work, fill=how.fill, restart=how.restart)
     if finished is not None:
         staging.clear_published(plan.out, plan.plan_id)
         return finished
@@ -99,24 +99,25 @@ def run(plan: StorePlan, work: Storable, how: How) -> StoreReport:
     if how.part is not None and not work.repeatable:
         raise UsageError("part with a reader that cannot be pickled", "define it by def at the top of a module")
     held: Staging | None = None
-    published = False
+    published: list[StoreReport] = []
     try:
         with uninterrupted():
             held = _prepared(plan, work, how)
         if how.turn is not None:
             how.turn.close()
-        report = _store(plan, work, how, held, begin)
-        published = report.blocks == report.blocks_done
+        report = _store(plan, work, how, held, begin=begin, published=published)
     except BaseException as exc:  # noqa: BLE001  # it is raised again, with what is kept
         finished = _published_meanwhile(plan, work, how, held, exc)
-        if finished is None:
+        if finished is not None:
+            published.append(finished)
+        if not published:  # else a signal came when all was done
             kept = staging.remove(held, published=False, repeatable=work.repeatable) if held is not None else 0
             held = None
             raise _with_what_is_kept(exc, plan, kept) from exc.__cause__
-        report, published = finished, True
+        report = published[0]
     finally:
         if held is not None:
-            staging.remove(held, published=published)
+            staging.remove(held, published=bool(published))
     return report
 
 
@@ -133,8 +134,10 @@ def _prepared(plan: StorePlan, work: Storable, how: How) -> Staging:
     return staging.prepare(plan.out, manifest, listing, plan.target, shared=shared, restart=how.restart)
 
 
-def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: float) -> StoreReport:
-    """Do what is missing; publish if nothing is."""
+def _store(
+    plan: StorePlan, work: Storable, how: How, held: Staging, *, begin: float, published: list[StoreReport]
+) -> StoreReport:
+    """Do what is missing; publish if nothing is, and add the report to ``published`` as soon as that is done."""
     with files.writing(held.place):  # which another part that publishes takes away
         done = _kept_blocks(plan, work, how, held.place)
     todo = [k for k in _mine(plan, how) if k not in done]
@@ -153,6 +156,9 @@ def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: floa
         plan.target.shape,
         plan.target.dtype,
         files=0 if "derived" in work.origin else plan.files,
+        read=len({work.columns["file"][i] for k in todo for i in range(*plan.bounds[k : k + 2])})
+        if "file" in work.columns
+        else 0,
         seconds=time.monotonic() - begin,
         left_out=len(work.listing.left_out),
         filled=tuple(f"{f['file']}  {f['problem']}" for f in filled),
@@ -165,11 +171,13 @@ def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: floa
         if not still_there:
             raise OutputError(f"{shown(held.folder)} is gone", "see whether another run has published it")
         with suppress(DaskstackError):  # a run that was killed may have published it
-            if check_output(plan, work, fill=how.fill) is not None:
+            if check_output(plan, work, fill=how.fill, restart=how.restart) is not None:
+                published.append(report)
                 return report
         moves = plan.target.finish(held.place, plan.out, _index(plan, work, done, filled))
         with uninterrupted():
-            publish(held, moves, own_names=lambda: replaceable(plan))
+            publish(held, moves, plan.target, own_names=lambda: replaceable(plan))
+            published.append(report)
     return report
 
 
@@ -194,7 +202,7 @@ def _with_what_is_kept(exc: BaseException, plan: StorePlan, kept: int) -> BaseEx
         size = nbytes(kept * int(np.diff(plan.bounds).max()) * plan.target.item_nbytes)
         advice = f"make room (or raise the quota), same command; to give up: rm -r {root}"
         return NoSpaceError(f"{exc.message}; {plural(kept, 'block')} kept (up to {size})", advice)
-    if kept and not isinstance(exc, DaskstackError):
+    if kept and not isinstance(exc, BadFilesError):
         exc.add_note(f"{count(kept)} of {plural(plan.blocks, 'block')} are safe in {root}")
     return exc
 
@@ -224,7 +232,7 @@ def _kept_blocks(plan: StorePlan, work: Storable, how: How, folder: str) -> dict
             done[k] = valid[0]
         elif whole and not same and not any(r.filled for r in whole):
             changed += _changed_items(whole[0], now, edges[k])
-    if changed and not how.restart:
+    if changed:
         names = list(dict.fromkeys(columns["file"][k] for k in changed))
         raise OutputError(
             f"{plural(len(names), 'file')} changed since {'it was' if len(names) == 1 else 'they were'} stored: "

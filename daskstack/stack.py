@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     import dask.array
 
 
+MOST_SOURCES = 20
+
+
 @dataclass(frozen=True, eq=False)
 class FileStack:
     """Ordered files whose items make one array; see :class:`daskstack.Stack` for what people use.
@@ -133,7 +136,9 @@ class FileStack:
     @property
     def origin(self) -> dict[str, Any]:
         """Where the items come from, for the record."""
-        sources = list(self.listing.sources)
+        sources = list(self.listing.sources[:MOST_SOURCES])  # there may be a name for each file; the index has those
+        if len(self.listing.sources) > MOST_SOURCES:
+            sources.append(f"{count(len(self.listing.sources) - MOST_SOURCES)} more")
         return {"sources": sources, "root": self.root, "join": self.reader.join, "options": self.options}
 
     @cached_property

@@ -208,6 +208,8 @@ def _taken_turn(root: str) -> int:
     path = os.path.join(root, TURN)
     while True:
         with suppress(FileNotFoundError):
+            if not os.path.isdir(os.path.dirname(root)):
+                raise OutputError(f"there is no folder {shown(os.path.dirname(root))}", "make it first")
             _make_root(root)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             files.lock(descriptor, fcntl.LOCK_EX)
@@ -483,6 +485,10 @@ def _sweep(root: str) -> None:
         if not _PRIVATE.fullmatch(name):
             continue
         with suppress(OSError):
+            if not os.path.lexists(os.path.join(private, LOCK)):  # half deleted
+                if time.time() - os.lstat(private).st_mtime > NEW_FOR:
+                    shutil.rmtree(private)
+                continue
             lock = os.open(os.path.join(private, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 whole = os.path.lexists(os.path.join(private, MANIFEST))
@@ -493,8 +499,8 @@ def _sweep(root: str) -> None:
                 os.close(lock)
 
 
-def size_of(out: str, plan_id: str) -> int:
-    """Bytes of the disk that the staging folder of a plan takes already."""
+def size_of(out: str, plan_id: str = "") -> int:
+    """Bytes of the disk that the staging folder of a plan, or of all plans for an output, takes already."""
     total = 0
     for where, _, names in os.walk(os.path.join(staging_root(out), plan_id)):
         for name in names:
@@ -522,10 +528,15 @@ def publishing(folder: str) -> Iterator[bool]:
 def clear_published(out: str, plan_id: str) -> None:
     """Throw away what a run that was killed after it had published has left."""
     root = staging_root(out)
-    with suppress(OSError):  # there is none, or another run is in it, which will do it
-        if manifest_id(os.path.join(root, plan_id)) == plan_id:
-            os.close(locked(os.path.join(root, plan_id)))
-            _throw_away(os.path.join(root, plan_id))
+    folder = os.path.join(root, plan_id)
+    with suppress(OSError):  # there is none
+        before = os.listdir(root)
+        _sweep(root)
+        with suppress(OSError):  # there is none, or another run is in it, which will do it
+            if manifest_id(folder) == plan_id:
+                os.close(locked(folder))
+                _throw_away(folder)
+        if set(before) - set(os.listdir(root)):
             _remove_if_empty(root)
 
 

@@ -65,6 +65,7 @@ class VerifyReport:
             lines += [f"  {problem}" for problem in self.problems[:SHOWN]]
             if len(self.problems) > SHOWN:
                 lines.append(f"  and {count(len(self.problems) - SHOWN)} more")
+            lines.append("next  build it anew: the same build command with --overwrite --restart")
         lines += [f"not checked: {text}" for text in self.unchecked]
         if self.status == EQUAL:
             lines.append(f"equal: {shown(self.out)}")
@@ -98,6 +99,8 @@ def verified(
     """
     if sample is not None and sample < 1:
         raise UsageError(f"sample={sample}", "give a number of items, at least 1")
+    if sample is not None and not (data or inputs):
+        raise UsageError(f"sample={sample} of nothing", "choose data or inputs as well")
     full = absolute(out)
     found = _Findings()
     finished = inspected(full, found.problems, found.unchecked)
@@ -178,6 +181,10 @@ def _compare_inputs(finished: Finished, items: NDArray[np.int64], found: _Findin
         return
     if "reader" in record["options"]:
         found.unchecked.append(f"the inputs: they were read by a function of yours ({record['options']['reader']})")
+        return
+    needed = ["file", "size", "mtime", *(["page"] if record["join"] == "concat" else [])]
+    if any(len(finished.index.get(name, ())) != finished.items for name in needed):
+        found.unchecked.append("the inputs: the index does not tell the file of each item")
         return
     filled = {entry["item"]: entry["problem"] for entry in record["filled"]}
     read = _Decoder(finished)

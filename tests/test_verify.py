@@ -252,6 +252,15 @@ def test_what_cannot_be_compared(frames: Path) -> None:
         verify("read.npy", sample=0)
 
 
+@pytest.mark.parametrize("name", ["out.npy", "out.zarr"])
+def test_an_index_that_is_damaged_is_told(outputs: Path, name: str) -> None:
+    path = Path("out.npy.index.csv" if name == "out.npy" else "out.zarr/file/zarr.json")
+    path.write_bytes(b'x,"')
+    report = checked(name, inputs=True)
+    assert report.status == 1
+    assert "the inputs: the index does not tell the file of each item" in report.unchecked
+
+
 def test_a_pipe_in_place_of_a_record_does_not_hang(frames: Path) -> None:
     build("frames", "out.npy", progress=False)
     Path("out.npy.index.csv").unlink()
@@ -268,12 +277,20 @@ def test_on_the_command_line(outputs: Path, daskstack: Run) -> None:
         f.write(b"\x77")
     done = daskstack("verify", "out.npy", "--data", "--json", "-q")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    done = daskstack("verify", "out.npy", "--data", "-q")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == "next  build it anew: the same build command with --overwrite --restart"
     done = daskstack("verify", "out.npy", "--data", "--json")
     found = json.loads(done.stdout)
     assert (found["result"], found["status"], done.returncode) == ("different", 1, 1)
     assert [(p["item"], p["file"]) for p in found["problems"]] == [(11, "img_11.tif")]
     done = daskstack("verify", "nowhere.npy")
-    assert (done.returncode, done.stdout) == (3, "not checked: there is no nowhere.npy\n")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "not checked: there is no nowhere.npy\n")
+    done = daskstack("verify", "out.npy", "--sample", "3")
+    assert (done.returncode, done.stderr) == (2, "error: sample=3 of nothing\nnext  choose data or inputs as well\n")
+    done = daskstack("build", "frames", "out.npy", "--label", r"k=_(\d+)", "--overwrite", "--restart")
+    assert done.returncode == 0, done.stderr
+    assert daskstack("verify", "out.npy", "--data").returncode == 0
 
 
 def test_the_code_is_its_own() -> None:

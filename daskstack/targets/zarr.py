@@ -11,6 +11,7 @@ import errno
 import itertools
 import math
 import os
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,11 +185,14 @@ class ZarrTarget(Target):
         group = os.path.join(folder, GROUP)
         with files.writing(group):
             self._check_files(os.path.join(group, DATA))
+            for name in set(os.listdir(group)) - {
+                DATA
+            }:  # of a run that was killed here, or that filled what is good now
+                path = os.path.join(group, name)
+                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
             for key, data in group_files(self._described(), self.compression, index).items():
                 path = os.path.join(group, key)
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                if os.path.lexists(path):  # of a run that was killed here
-                    os.unlink(path)
                 files.write_new(path, data)
             for where, _, _ in os.walk(group):
                 files.sync_folder(where)
