@@ -25,7 +25,7 @@ from conftest import Array, Run, image, published, same
 from distributed import Client, LocalCluster
 
 import daskstack as ds
-from daskstack import build, files, open_stack, receipts, staging, store
+from daskstack import build, files, open_stack, publication, receipts, staging, store
 from daskstack.errors import BadFilesError, DaskstackError, OutputError, OutputExistsError, UsageError
 
 # Each target so that a block is one file of the twelve.
@@ -1738,13 +1738,13 @@ def test_what_a_killed_run_left_while_it_threw_its_folder_away_goes(frames: Path
 def test_a_signal_while_it_publishes_finds_the_work_done(
     frames: Path, expected: Array, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = ds.run.publish
+    real = publication.publish
 
     def publish(*arguments: Any, **options: Any) -> None:
         real(*arguments, **options)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(ds.run, "publish", publish)
+    monkeypatch.setattr("daskstack.run.publish", publish)
     assert make("out.npy").blocks_done == 12
     assert same(np.load("out.npy"), expected)
     assert sorted(os.listdir(frames.parent)) == ["frames", "out.npy", "out.npy.index.csv", "out.npy.json"]
@@ -1787,7 +1787,7 @@ def test_a_replacement_that_a_part_began_is_finished_by_another(frames: Path, ex
 
     pid = os.fork()
     if not pid:
-        files.move_new = killed  # type: ignore[assignment]
+        files.move_new = killed
         make("out.npy", overwrite=True, part="0/1")
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
