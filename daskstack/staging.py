@@ -84,17 +84,8 @@ def staging_root(out: str) -> str:
 
 
 def place_in(folder: str) -> str:
-    """Where in a staging folder the target grows, and the receipts are.
-
-    Raises
-    ------
-    FileNotFoundError
-        The folder is gone, or has none.
-    """
-    for name in os.listdir(folder):
-        if _PLACE.fullmatch(name):
-            return os.path.join(folder, name)
-    raise _gone(folder)
+    """Where in a staging folder the target grows, and the receipts are; the folder itself where somebody removed it."""
+    return os.path.join(folder, *[name for name in os.listdir(folder) if _PLACE.fullmatch(name)][:1])
 
 
 def prepare(
@@ -543,9 +534,10 @@ def remove(staging: Staging, *, published: bool) -> int:
 def _kept(staging: Staging, aside: str) -> int:
     """How many blocks are kept; where there are none and nobody else is at work, the folder is thrown away."""
     with suppress(OSError):
-        kept = len(receipts.read(staging.place, os.path.basename(staging.folder)))
-        if kept:
-            return kept
+        with suppress(FileNotFoundError):  # somebody removed it
+            kept = len(receipts.read(staging.place, os.path.basename(staging.folder)))
+            if kept:
+                return kept
         _flock(staging.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.isdir(aside) and not os.path.lexists(os.path.join(staging.folder, BAD_FILES)):
             _throw_away(staging.folder)
