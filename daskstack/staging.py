@@ -96,17 +96,8 @@ def staging_root(out: str) -> str:
 
 
 def place_in(folder: str) -> str:
-    """Where in a staging folder the target grows, and the receipts are.
-
-    Raises
-    ------
-    FileNotFoundError
-        The folder is gone, or has none.
-    """
-    for name in os.listdir(folder):
-        if _PLACE.fullmatch(name):
-            return os.path.join(folder, name)
-    raise _gone(folder)
+    """Where in a staging folder the target grows, and the receipts are; the folder itself where somebody removed it."""
+    return os.path.join(folder, *[name for name in os.listdir(folder) if _PLACE.fullmatch(name)][:1])
 
 
 def prepare(

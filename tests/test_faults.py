@@ -17,7 +17,7 @@ import pytest
 from conftest import Array, Run, image, need_root, published, same
 
 from daskstack import build, files
-from daskstack.errors import NoSpaceError, OutputError
+from daskstack.errors import DaskstackError, NoSpaceError, OutputError
 
 KILLS = 12
 
@@ -238,6 +238,21 @@ def test_a_staging_folder_removed_during_the_run(frames: Path, monkeypatch: pyte
     with pytest.raises(OutputError, match=r"cannot write .*data\.npy: No such file or directory"):
         build("frames", "out.npy", progress=False)
     assert os.listdir(frames.parent) == ["frames"]
+
+
+def test_what_was_removed_from_a_staging_folder_is_made_anew(frames: Path, expected: Array) -> None:
+    import shutil
+
+    (frames / "img_4.tif").rename("away.tif")
+    (frames / "img_4.tif").write_bytes(b"")
+    with pytest.raises(DaskstackError, match="11 of 12 blocks kept"):
+        build("frames", "out.npy", files_per_block=1, progress=False)
+    os.replace("away.tif", frames / "img_4.tif")
+    (place,) = Path().glob("out.npy.part/*/*/data.npy")
+    shutil.rmtree(place.parent)
+    build("frames", "out.npy", files_per_block=1, progress=False)
+    assert same(np.load("out.npy"), expected)
+    assert sorted(os.listdir(frames.parent)) == ["frames", "out.npy", "out.npy.index.csv", "out.npy.json"]
 
 
 def test_files_and_descriptors_stay_within_a_limit_of_64(many: Array, tmp_path: Path) -> None:
