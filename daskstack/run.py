@@ -108,8 +108,8 @@ def run(plan: StorePlan, work: Storable, how: How) -> StoreReport:
         finished = _published_meanwhile(plan, work, how, held, exc)
         if finished is None:
             keep = staging.can_be_resumed(work.origin)
-            kept = staging.remove(held, published=False, keep=keep) if held is not None else 0
-            held = None
+            left, held = held, None  # once, even where a signal comes meanwhile
+            kept = staging.remove(left, published=False, keep=keep) if left is not None else 0
             raise _with_what_is_kept(exc, plan, kept) from exc.__cause__
         report, published = finished, True
     finally:
@@ -135,7 +135,8 @@ def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: floa
     _raise_failures(plan, work, held.folder, results)
     done |= {r.block: r.receipt for r in results if r.receipt is not None}
     if how.part is not None:  # what others have done meanwhile counts as well
-        done = _agreed(receipts.read(held.folder, plan.plan_id), fill=how.fill) | done
+        with files.writing(held.folder):
+            done = _agreed(receipts.read(held.folder, plan.plan_id), fill=how.fill) | done
     filled = _filled(plan, work, done)
     report = StoreReport(
         plan.out,
@@ -151,7 +152,7 @@ def _store(plan: StorePlan, work: Storable, how: How, held: Staging, begin: floa
     )
     if len(done) < plan.blocks:
         return report
-    with staging.publishing(held.folder) as still_there:
+    with files.writing(plan.out), staging.publishing(held.folder) as still_there:
         if not still_there:
             raise OutputError(f"{shown(held.folder)} is gone", "see whether another run has published it")
         with suppress(DaskstackError):  # a run that was killed may have published it
@@ -197,7 +198,8 @@ def _kept_blocks(plan: StorePlan, work: Storable, how: How, folder: str) -> dict
     OutputError
         A file under a receipt has changed.
     """
-    found = receipts.read(folder, plan.plan_id)
+    with files.writing(folder):
+        found = receipts.read(folder, plan.plan_id)
     columns = work.columns
     edges = plan.bounds.tolist()
     done: dict[int, Receipt] = {}
@@ -339,7 +341,8 @@ def _raise_failures(plan: StorePlan, work: Storable, folder: str, results: list[
     place = {path: k for k, path in reversed(list(enumerate(work.listing.paths)))}
     once = {b.path: b for b in bad}
     ordered = sorted(once.values(), key=lambda b: place[b.path])
-    kept = len(receipts.read(folder, plan.plan_id)) if staging.can_be_resumed(work.origin) else 0
+    with files.writing(folder):
+        kept = len(receipts.read(folder, plan.plan_id)) if staging.can_be_resumed(work.origin) else 0
     message = (
         f"{count(len(ordered))} of {plural(plan.files, 'file')} {'is' if len(ordered) == 1 else 'are'} bad; "
         f"{shown(plan.out)} not made"
