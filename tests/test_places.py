@@ -235,7 +235,7 @@ def test_nothing_predictable_is_made_in_shared_temporary_folders(frames: Path) -
         "        print(event, os.path.relpath(args[0], folder), oct(args[1]) if event == 'os.mkdir' else '')\n"
     )
     environment = {**os.environ, "TMPDIR": str(shared)}
-    for arguments, most in ((["build", str(frames), "out.npy", "-q"], 0), (["demo", "--files", "20", "-q"], 1)):
+    for arguments, most in ((["build", str(frames), "out.npy", "-q"], 0), (["demo", "--files", "64", "-q"], 1)):
         command = [sys.executable, "-c", script, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=frames.parent)
         lines = [line.split() for line in done.stdout.splitlines() if line.startswith(("open ", "os.mkdir "))]
