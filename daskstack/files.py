@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from daskstack.errors import DaskstackError, NoSpaceError, OutputError
@@ -66,8 +66,11 @@ def writing(path: str, need: int = 0) -> Iterator[None]:
             amount = f"; {nbytes(need)} needed" if need else ""
             free = free_space(path)
             amount += "" if free is None else f", {nbytes(free)} free"
+            reason = f"{NO_SPACE[exc.errno]}{amount}"
+            if exc.errno == errno.ENOSPC and exc.filename is not None and (free or 0) > need:  # of open, mkdir
+                reason = f"the disk takes no more files, though it has {nbytes(free or 0)} free"
             raise NoSpaceError(
-                f"cannot write {shown(path)}: {NO_SPACE[exc.errno]}{amount}",
+                f"cannot write {shown(path)}: {reason}",
                 "make room (or raise the quota), then the same command",
             ) from exc
         raise OutputError(
@@ -298,7 +301,12 @@ def _link_new(source: str, target: str) -> None:
             if exc.errno not in {*NOT_SUPPORTED, errno.EPERM, errno.EMLINK}:
                 raise
         else:
-            os.unlink(source)
+            try:
+                os.unlink(source)
+            except OSError:  # as it was before
+                with suppress(OSError):
+                    os.unlink(target)
+                raise
             return
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)

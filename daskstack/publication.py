@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from daskstack import files
 from daskstack.errors import OutputExistsError
-from daskstack.staging import REPLACED, Staging, locked, manifest_id, place_in, staging_root
+from daskstack.staging import REPLACED, Staging, let_go, locked, manifest_id, place_in, staging_root
 from daskstack.targets import Target
 from daskstack.text import shown
 
@@ -92,7 +92,8 @@ def recover(out: str, target: Target) -> None:
     root = staging_root(out)
     folders = [os.path.join(root, name) for name in os.listdir(root)] if os.path.isdir(root) else []
     for folder in folders:
-        if os.path.isdir(os.path.join(folder, REPLACED)) and manifest_id(folder) == os.path.basename(folder):
+        aside = os.path.join(folder, REPLACED)
+        if os.path.isdir(aside) and not os.path.islink(aside) and manifest_id(folder) == os.path.basename(folder):
             with (
                 files.writing(out),
                 files.uninterrupted(),
@@ -102,7 +103,7 @@ def recover(out: str, target: Target) -> None:
                 try:
                     _put_back(folder, out, target)
                 finally:
-                    os.close(lock)
+                    let_go(lock)
 
 
 def _put_back(folder: str, out: str, target: Target) -> None:

@@ -111,8 +111,8 @@ def run(plan: StorePlan, work: Storable, how: How) -> StoreReport:
         if finished is not None:
             published.append(finished)
         if not published:  # else a signal came when all was done
-            kept = staging.remove(held, published=False, repeatable=work.repeatable) if held is not None else 0
-            held = None
+            left, held = held, None  # once, even where a signal comes meanwhile
+            kept = staging.remove(left, published=False, repeatable=work.repeatable) if left is not None else 0
             raise _with_what_is_kept(exc, plan, kept) from exc.__cause__
         report = published[0]
     finally:
@@ -167,7 +167,7 @@ def _store(
     )
     if len(done) < plan.blocks:
         return report
-    with staging.publishing(held.folder) as still_there:
+    with files.writing(plan.out), staging.publishing(held.folder) as still_there:
         if not still_there:
             raise OutputError(f"{shown(held.folder)} is gone", "see whether another run has published it")
         with suppress(DaskstackError):  # a run that was killed may have published it
@@ -215,7 +215,8 @@ def _kept_blocks(plan: StorePlan, work: Storable, how: How, folder: str) -> dict
     OutputError
         A file under a receipt has changed.
     """
-    found = receipts.read(folder, plan.plan_id)
+    with files.writing(folder):
+        found = receipts.read(folder, plan.plan_id)
     columns = work.columns
     edges = plan.bounds.tolist()
     done: dict[int, Receipt] = {}

@@ -187,7 +187,7 @@ def turn(out: str) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
         if own:
             _remove_if_empty(root)
         else:
@@ -207,7 +207,7 @@ def _taken_turn(root: str) -> int:
             with suppress(FileNotFoundError):
                 _check_same(descriptor, path)
                 return descriptor
-            os.close(descriptor)
+            let_go(descriptor)
 
 
 def _make(
@@ -244,7 +244,7 @@ def _make(
     except BaseException:
         shutil.rmtree(private, ignore_errors=True)
         if lock >= 0:
-            os.close(lock)
+            let_go(lock)
         raise
     return Staging(folder, os.path.join(folder, name), lock, root_is_own=root_is_own)
 
@@ -264,9 +264,15 @@ def locked(folder: str, *, shared: bool = False) -> int:
         who = f"{socket.gethostname()}, pid {os.getpid()}, since {datetime.now(UTC).isoformat(timespec='seconds')}"
         os.pwrite(descriptor, who.encode().ljust(WHO_BYTES), 0)
     except BaseException:
-        os.close(descriptor)
+        let_go(descriptor)
         raise
     return descriptor
+
+
+def let_go(lock: int) -> None:
+    """Close a lock's file: that it cannot be written back, as NFS may say only now, costs nothing."""
+    with suppress(OSError):
+        os.close(lock)
 
 
 def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> Staging:
@@ -275,6 +281,7 @@ def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> St
         raise OutputError(
             f"{shown(folder)} is no staging folder of this build, or its manifest was damaged", "move it away"
         )
+    _refuse_links(folder)
     alone = False
     try:
         lock = locked(folder, shared=shared)
@@ -297,11 +304,11 @@ def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> St
                 _throw_away(folder)
                 raise _gone(folder)  # noqa: TRY301
     except BlockingIOError:
-        os.close(lock)
+        let_go(lock)
         time.sleep(0.1)
         raise _gone(folder) from None
     except BaseException:
-        os.close(lock)
+        let_go(lock)
         raise
     return Staging(folder, place, lock, root_is_own=True)
 
@@ -311,6 +318,16 @@ def _moved(place: str) -> str:
     new = os.path.join(os.path.dirname(place), uuid.uuid4().hex)
     os.rename(place, new)
     return new
+
+
+def _refuse_links(folder: str) -> None:
+    """Daskstack makes no links; through one that was planted a run would write where it leads."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            if entry.is_symlink():
+                raise OutputError(f"{shown(entry.path)} is a link, which daskstack did not make", "move it away")
+            if entry.is_dir():
+                _refuse_links(entry.path)
 
 
 def _beside_another_host(folder: str) -> int:
@@ -407,7 +424,7 @@ def adopted(out: str, request: str) -> Listing | None:
     root = staging_root(out)
     for name in os.listdir(root) if os.path.isdir(root) else ():
         folder = os.path.join(root, name)
-        with suppress(FileNotFoundError):
+        with files.writing(folder), suppress(FileNotFoundError):
             manifest = read_manifest(folder) if _PLAN.fullmatch(name) else None
             if manifest is not None and manifest["request"] == request:
                 return read_listing(folder, manifest)
@@ -448,7 +465,7 @@ def _clear_others(root: str, manifest: Mapping[str, Any], listing: Listing, *, r
                 if not os.path.lexists(os.path.join(folder, REPLACED)):
                     _throw_away(folder)
             finally:
-                os.close(lock)
+                let_go(lock)
 
 
 def _difference(now: Mapping[str, Any], listing: Listing, then: Mapping[str, Any], before: Listing | None) -> str:
@@ -476,7 +493,7 @@ def _sweep(root: str) -> None:
         if not _PRIVATE.fullmatch(name):
             continue
         with suppress(OSError):
-            if not os.path.lexists(os.path.join(private, LOCK)):  # half deleted
+            if not os.path.lexists(os.path.join(private, LOCK)):  # killed before it made one, or while it deleted
                 if time.time() - os.lstat(private).st_mtime > NEW_FOR:
                     shutil.rmtree(private)
                 continue
@@ -487,7 +504,7 @@ def _sweep(root: str) -> None:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(private)
             finally:
-                os.close(lock)
+                let_go(lock)
 
 
 def size_of(out: str, plan_id: str = "") -> int:
@@ -513,21 +530,23 @@ def publishing(folder: str) -> Iterator[bool]:
         files.lock(descriptor, fcntl.LOCK_EX)
         yield os.path.lexists(path)
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
 
 
 def clear_published(out: str, plan_id: str) -> None:
-    """Throw away what a run that was killed after it had published has left."""
+    """Throw away what a run that was killed after it had published, or could not delete, has left."""
     root = staging_root(out)
     folder = os.path.join(root, plan_id)
+    if os.path.islink(root):
+        return
     with suppress(OSError):  # there is none
-        before = os.listdir(root)
+        own = any(map(_is_own_name, os.listdir(root)))
         _sweep(root)
-        with suppress(OSError):  # there is none, or another run is in it, which will do it
+        with suppress(OSError):  # another run is in it, which will do it
             if manifest_id(folder) == plan_id:
-                os.close(locked(folder))
+                let_go(locked(folder))
                 _throw_away(folder)
-        if set(before) - set(os.listdir(root)):
+        if own:
             _remove_if_empty(root)
 
 
@@ -548,11 +567,12 @@ def remove(staging: Staging, *, published: bool, repeatable: bool = True) -> int
         kept = 0
         try:
             if published:
-                _throw_away(staging.folder)
+                with suppress(OSError):  # the output is there; what stays is thrown away by the next run
+                    _throw_away(staging.folder)
             else:
                 kept = _kept(staging, aside, repeatable=repeatable)
         finally:
-            os.close(staging.lock)
+            let_go(staging.lock)
         if staging.root_is_own and not kept:
             _remove_if_empty(os.path.dirname(staging.folder))
     return kept
@@ -597,4 +617,4 @@ def _remove_turn(root: str) -> None:
                 files.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(path)
             finally:
-                os.close(descriptor)
+                let_go(descriptor)

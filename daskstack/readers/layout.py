@@ -61,24 +61,22 @@ class Layout(ABC):
         """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            size = os.fstat(descriptor).st_size
-            pixels = as_bytes(out).data
-            # The head is as long as that of the first file: mostly, one call brings all there is.
-            got = os.preadv(descriptor, [head, pixels], 0)
-            if got < len(head):
-                return False
-            start = self.locate(descriptor, head, size, len(pixels))
-            if start is None or start + len(pixels) > size:
-                return False
-            done = got - len(head) if start == len(head) else 0
-            read_at(descriptor, pixels[done:], start + done)
+            try:
+                size = os.fstat(descriptor).st_size
+                pixels = as_bytes(out).data
+                # The head is as long as that of the first file: mostly, one call brings all there is.
+                got = os.preadv(descriptor, [head, pixels], 0)
+                if got < len(head):
+                    return False
+                start = self.locate(descriptor, head, size, len(pixels))
+                if start is None or start + len(pixels) > size:
+                    return False
+                done = got - len(head) if start == len(head) else 0
+                read_at(descriptor, pixels[done:], start + done)
+            finally:
+                os.close(descriptor)
         except (OSError, ValueError):
             return False
-        finally:
-            os.close(descriptor)
         to_native(out, self.stored)
         return True
 

@@ -118,8 +118,9 @@ def read_header(path: str, descriptor: int) -> NpyHeader:
     head = os.pread(descriptor, FIRST_READ, 0)
     if not head.startswith(MAGIC):
         raise refuse_foreign(path, head, "a .npy file")
-    if len(head) < 10 or head[6] not in (1, 2, 3):
-        raise BadFileError(path, f"a .npy header of version {head[6] if len(head) > 6 else 'none'}", "1, 2 or 3")
+    if len(head) < 10 or head[6] not in (1, 2, 3) or head[7]:
+        version = f"{head[6]}.{head[7]}" if len(head) > 7 else "none"
+        raise BadFileError(path, f"a .npy header of version {version}", "1.0, 2.0 or 3.0")
     begin = 10 if head[6] == 1 else 12
     length = int.from_bytes(head[8:begin], "little")
     if length > MOST_HEADER_BYTES:
@@ -137,7 +138,7 @@ def read_header(path: str, descriptor: int) -> NpyHeader:
 @lru_cache(maxsize=256)
 def _parse(text: bytes, offset: int, encoding: str) -> NpyHeader:
     """The header's dictionary, checked; cached, since in a stack nearly all are alike."""
-    source = text.decode(encoding).strip()
+    source = text.decode(encoding).strip(" \t\n")  # no more than NumPy does
     header = _literal(source) or _literal(re.sub(r"(?<=\d)L\b", "", source))  # Python 2 wrote long integers as 5L
     if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
         raise ValueError(f"it is no dictionary of descr, fortran_order and shape: {source[:200]!r}")

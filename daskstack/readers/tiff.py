@@ -32,6 +32,9 @@ MAGICS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 # tifffile's letters for axes that mean something; others (unknown, sequence) get a number.
 AXES = {"T": "t", "Z": "z", "C": "c", "Y": "y", "X": "x", "S": "s"}
 MOST_RECORDS = 20
+CCITT = (2, 3, 4)  # of fax machines
+# How many bytes one stored byte stands for at most: LZW, Deflate (by two numbers), PackBits, Zstandard.
+MOST_EXPANDED = {5: 4096, 8: 1040, 32946: 1040, 32773: 64, 50000: 1 << 16}
 # What tifffile warns of that says nothing of the pixels, with the reason.
 HARMLESS = (
     "imagej_metadata> raised",  # ImageJ's own tags (overlays, display ranges, texts), which no reader needs for pixels
@@ -212,12 +215,16 @@ def _check_segments(path: str, number: int, page: Any, size: int) -> None:
             raise BadFileError(path, f"page {number} has a strip that is not stored")
         if offset + length > size:
             raise BadFileError(path, f"page {number} ends at byte {offset + length}", f"within its {size} bytes")
-    if key.compression == 1 and not key.is_tiled:
+    if key.compression in CCITT and key.bitspersample != 1:
+        raise BadFileError(path, f"page {number} of {key.bitspersample} bits", "1, as its compression is for")
+    if not key.is_tiled:
         stored = sum(page.databytecounts)
         bits: object = key.bitspersample  # a tuple where samples differ, whatever the annotation says
         packed = not isinstance(bits, int) or bits % 8
-        if stored < key.nbytes and not packed:
-            raise BadFileError(path, f"page {number} has {stored} bytes of pixels", f"{key.nbytes}")
+        expanded = 1 if key.compression == 1 else MOST_EXPANDED.get(key.compression, math.inf)
+        if stored * expanded < key.nbytes and not packed:
+            due = f"{key.nbytes}" if expanded == 1 else f"at least {math.ceil(key.nbytes / expanded)}"
+            raise BadFileError(path, f"page {number} has {stored} bytes of pixels", due)
 
 
 def _read(tif: TiffFile, series: TiffPageSeries, out: Array, start: int) -> None:

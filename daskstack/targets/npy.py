@@ -123,13 +123,14 @@ class NpyTarget(Target):
     def finish(self, folder: str, out: str, index: Index) -> list[tuple[str, str]]:
         staged = _write_side_files(folder, out, index)
         data = os.path.join(folder, DATA)
-        descriptor = os.open(data, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            files.write_at(descriptor, memoryview(self.header), 0)
-            files.sync(descriptor)
-        finally:
-            os.close(descriptor)
-        files.sync_folder(folder)
+        with files.writing(data):
+            descriptor = os.open(data, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                files.write_at(descriptor, memoryview(self.header), 0)
+                files.sync(descriptor)
+            finally:
+                os.close(descriptor)
+            files.sync_folder(folder)
         return [*staged, (data, out)]
 
     @staticmethod
