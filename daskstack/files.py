@@ -178,6 +178,12 @@ def lock(descriptor: int, kind: int) -> bool:
     return True
 
 
+def let_go(descriptor: int) -> None:
+    """Close a lock's file: that it cannot be written back, as NFS may say only now, costs nothing."""
+    with suppress(OSError):
+        os.close(descriptor)
+
+
 def is_same(descriptor: int, path: str) -> bool:
     """Whether a path leads to the open file still."""
     try:

@@ -322,9 +322,17 @@ def _compare_consolidated(out: str, version: int, root: Mapping[str, Any], probl
         for name in set(names) & {"zarr.json", ".zarray", ".zattrs", ".zgroup"}:
             key = os.path.relpath(os.path.join(where, name), out)
             if key != "zarr.json":
-                own[key] = json.loads(_read(os.path.join(out, key)))
+                own[key] = _parsed(os.path.join(out, key))
     unlike = (key for key in sorted(found.keys() | own.keys()) if found.get(key) != own.get(key))
     problems.extend(Problem(f"what it says of {key} is not what that says", None, place) for key in unlike)
+
+
+def _parsed(path: str) -> Any:
+    """What a file of JSON holds; None where it is none."""
+    try:
+        return json.loads(_read(path))
+    except ValueError:
+        return None
 
 
 def _zarr_is_broken(finished: Finished, problems: list[Problem]) -> bool:

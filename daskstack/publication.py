@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from daskstack import files
 from daskstack.errors import OutputExistsError
-from daskstack.staging import REPLACED, Staging, let_go, locked, manifest_id, place_in, staging_root
+from daskstack.staging import REPLACED, Staging, locked, manifest_id, place_in, staging_root
 from daskstack.targets import Target
 from daskstack.text import shown
 
@@ -103,7 +103,7 @@ def recover(out: str, target: Target) -> None:
                 try:
                     _put_back(folder, out, target)
                 finally:
-                    let_go(lock)
+                    files.let_go(lock)
 
 
 def _put_back(folder: str, out: str, target: Target) -> None:

@@ -187,7 +187,7 @@ def turn(out: str) -> Iterator[None]:
     try:
         yield
     finally:
-        let_go(descriptor)
+        files.let_go(descriptor)
         if own:
             _remove_if_empty(root)
         else:
@@ -207,7 +207,7 @@ def _taken_turn(root: str) -> int:
             with suppress(FileNotFoundError):
                 _check_same(descriptor, path)
                 return descriptor
-            let_go(descriptor)
+            files.let_go(descriptor)
 
 
 def _make(
@@ -244,7 +244,7 @@ def _make(
     except BaseException:
         shutil.rmtree(private, ignore_errors=True)
         if lock >= 0:
-            let_go(lock)
+            files.let_go(lock)
         raise
     return Staging(folder, os.path.join(folder, name), lock, root_is_own=root_is_own)
 
@@ -264,15 +264,9 @@ def locked(folder: str, *, shared: bool = False) -> int:
         who = f"{socket.gethostname()}, pid {os.getpid()}, since {datetime.now(UTC).isoformat(timespec='seconds')}"
         os.pwrite(descriptor, who.encode().ljust(WHO_BYTES), 0)
     except BaseException:
-        let_go(descriptor)
+        files.let_go(descriptor)
         raise
     return descriptor
-
-
-def let_go(lock: int) -> None:
-    """Close a lock's file: that it cannot be written back, as NFS may say only now, costs nothing."""
-    with suppress(OSError):
-        os.close(lock)
 
 
 def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> Staging:
@@ -304,11 +298,11 @@ def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> St
                 _throw_away(folder)
                 raise _gone(folder)  # noqa: TRY301
     except BlockingIOError:
-        let_go(lock)
+        files.let_go(lock)
         time.sleep(0.1)
         raise _gone(folder) from None
     except BaseException:
-        let_go(lock)
+        files.let_go(lock)
         raise
     return Staging(folder, place, lock, root_is_own=True)
 
@@ -465,7 +459,7 @@ def _clear_others(root: str, manifest: Mapping[str, Any], listing: Listing, *, r
                 if not os.path.lexists(os.path.join(folder, REPLACED)):
                     _throw_away(folder)
             finally:
-                let_go(lock)
+                files.let_go(lock)
 
 
 def _difference(now: Mapping[str, Any], listing: Listing, then: Mapping[str, Any], before: Listing | None) -> str:
@@ -504,7 +498,7 @@ def _sweep(root: str) -> None:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(private)
             finally:
-                let_go(lock)
+                files.let_go(lock)
 
 
 def size_of(out: str, plan_id: str = "") -> int:
@@ -530,7 +524,7 @@ def publishing(folder: str) -> Iterator[bool]:
         files.lock(descriptor, fcntl.LOCK_EX)
         yield os.path.lexists(path)
     finally:
-        let_go(descriptor)
+        files.let_go(descriptor)
 
 
 def clear_published(out: str, plan_id: str) -> None:
@@ -544,7 +538,7 @@ def clear_published(out: str, plan_id: str) -> None:
         _sweep(root)
         with suppress(OSError):  # another run is in it, which will do it
             if manifest_id(folder) == plan_id:
-                let_go(locked(folder))
+                files.let_go(locked(folder))
                 _throw_away(folder)
         if own:
             _remove_if_empty(root)
@@ -572,7 +566,7 @@ def remove(staging: Staging, *, published: bool, repeatable: bool = True) -> int
             else:
                 kept = _kept(staging, aside, repeatable=repeatable)
         finally:
-            let_go(staging.lock)
+            files.let_go(staging.lock)
         if staging.root_is_own and not kept:
             _remove_if_empty(os.path.dirname(staging.folder))
     return kept
@@ -617,4 +611,4 @@ def _remove_turn(root: str) -> None:
                 files.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(path)
             finally:
-                let_go(descriptor)
+                files.let_go(descriptor)

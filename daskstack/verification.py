@@ -65,7 +65,7 @@ class VerifyReport:
             lines += [f"  {problem}" for problem in self.problems[:SHOWN]]
             if len(self.problems) > SHOWN:
                 lines.append(f"  and {count(len(self.problems) - SHOWN)} more")
-            lines.append("next  build it anew: the same build command with --overwrite --restart")
+            lines.append("next  move it away and build it anew")
         lines += [f"not checked: {text}" for text in self.unchecked]
         if self.status == EQUAL:
             lines.append(f"equal: {shown(self.out)}")

@@ -353,7 +353,7 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(here: Path,
             "s3://bucket/out.zarr",
             "the output 's3://bucket/out.zarr' is a URL; daskstack writes files\nnext  store on a disk, copy it then",
         ),
-        ("out.txt", "the output '{here}/out.txt' has no known suffix\nnext  let it end in .npy or .zarr"),
+        ("out.txt", "the output 'out.txt' has no known suffix\nnext  let it end in .npy or .zarr"),
     ],
 )
 def test_outputs_that_are_none(here: Path, out: str, message: str) -> None:
@@ -599,7 +599,7 @@ def test_a_store_at_work_is_not_swept_away_by_another(here: Path) -> None:
 
     work = checked(da.ones(3), None, None)
     plan = _planned(work, here / "out.npy")
-    manifest = {"plan_id": plan.plan_id, "request": "", **work.origin}
+    manifest = {"plan_id": plan.plan_id, "request": "", "repeatable": False, **work.origin}
     held = staging.prepare(plan.out, manifest, work.listing, plan.target)
     with pytest.raises(OutputError, match=r"is held by another run into the same output \(.*, pid \d+, since "):
         store(da.zeros(4), "out.npy", progress=False)

@@ -279,7 +279,7 @@ def test_on_the_command_line(outputs: Path, daskstack: Run) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
     done = daskstack("verify", "out.npy", "--data", "-q")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1] == "next  build it anew: the same build command with --overwrite --restart"
+    assert done.stderr.splitlines()[-1] == "next  move it away and build it anew"
     done = daskstack("verify", "out.npy", "--data", "--json")
     found = json.loads(done.stdout)
     assert (found["result"], found["status"], done.returncode) == ("different", 1, 1)
@@ -288,9 +288,23 @@ def test_on_the_command_line(outputs: Path, daskstack: Run) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "not checked: there is no nowhere.npy\n")
     done = daskstack("verify", "out.npy", "--sample", "3")
     assert (done.returncode, done.stderr) == (2, "error: sample=3 of nothing\nnext  choose data or inputs as well\n")
-    done = daskstack("build", "frames", "out.npy", "--label", r"k=_(\d+)", "--overwrite", "--restart")
-    assert done.returncode == 0, done.stderr
-    assert daskstack("verify", "out.npy", "--data").returncode == 0
+
+
+def test_damage_that_a_quick_look_does_not_find_is_mended_by_overwrite_and_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    for k in range(40):
+        np.save(tmp_path / "in" / f"{k}.npy", image(k))
+    build("in", "out.npy", progress=False)
+    with open("out.npy", "r+b") as f:
+        f.seek(128 + 4 * 70)
+        f.write(b"\xff")
+    assert [p.item for p in checked("out.npy").problems] == [4]
+    assert build("in", "out.npy", overwrite=True, progress=False).was_there
+    assert not build("in", "out.npy", overwrite=True, restart=True, progress=False).was_there
+    assert checked("out.npy").status == 0
 
 
 def test_the_code_is_its_own() -> None:

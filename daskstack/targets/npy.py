@@ -105,7 +105,7 @@ class NpyTarget(Target):
         except BlockingIOError:
             return True
         finally:
-            os.close(descriptor)
+            files.let_go(descriptor)
         return False
 
     def write(self, folder: str, start: int, block: NDArray[Any]) -> None:
@@ -209,7 +209,7 @@ def _as_writer(folder: str) -> Iterator[None]:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         yield
     finally:
-        os.close(descriptor)
+        files.let_go(descriptor)
 
 
 def record_path(out: str) -> str:
