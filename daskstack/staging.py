@@ -62,6 +62,7 @@ NO_DIFFERENCE = {  # what other builds may differ in without being others, and w
 }
 WHO_BYTES = 200  # all of it is written at once, over who was there before
 _PRIVATE = re.compile(r"\.[0-9a-f]{32}")
+_GONE = re.compile(r"\.[0-9a-f]{32}\.gone")  # being thrown away
 _PLAN = re.compile(r"[0-9a-f]{16}")
 _PLACE = re.compile(r"[0-9a-f]{32}")
 
@@ -174,7 +175,7 @@ def _make_root(root: str) -> bool:
 
 
 def _is_own_name(name: str) -> bool:
-    return name == TURN or any(kind.fullmatch(name) for kind in (_PRIVATE, _PLAN))
+    return name == TURN or any(kind.fullmatch(name) for kind in (_PRIVATE, _GONE, _PLAN))
 
 
 @contextmanager
@@ -242,7 +243,8 @@ def _make(
         files.move_new(private, folder)
         files.sync_folder(root)
     except BaseException:
-        shutil.rmtree(private, ignore_errors=True)
+        with suppress(OSError):
+            _throw_away(private)
         if lock >= 0:
             files.let_go(lock)
         raise
@@ -484,6 +486,8 @@ def _sweep(root: str) -> None:
     """Remove what killed processes left under random names: folders whose lock nobody holds any more."""
     for name in os.listdir(root):
         private = os.path.join(root, name)
+        if _GONE.fullmatch(name):
+            shutil.rmtree(private, ignore_errors=True)
         if not _PRIVATE.fullmatch(name):
             continue
         with suppress(OSError):
@@ -588,7 +592,7 @@ def _kept(staging: Staging, aside: str, *, repeatable: bool) -> int:
 
 def _throw_away(folder: str) -> None:
     """Take a folder out of everybody's way at once, then delete it."""
-    private = os.path.join(os.path.dirname(folder), f".{uuid.uuid4().hex}")
+    private = os.path.join(os.path.dirname(folder), f".{uuid.uuid4().hex}.gone")
     with suppress(FileNotFoundError):
         os.rename(folder, private)
     shutil.rmtree(private, ignore_errors=True)

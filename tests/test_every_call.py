@@ -99,9 +99,7 @@ def survive(folder: Path, name: str, fault: Fault, **options: Any) -> None:
 def go_on(folder: Path, name: str, whole: dict[str, bytes], before: Files, fault: Fault, **options: Any) -> None:
     """The same run without a fault makes the output, leaves nothing beside it, and touches nothing of the user's."""
     run(name, **options)
-    if (folder / f"{name}.part").exists():  # it could not be deleted; what is a minute old is swept
-        for path in (folder / f"{name}.part").rglob("*"):
-            os.utime(path, (1, 1))
+    if (folder / f"{name}.part").exists():  # it could not be deleted
         run(name, **options)
     assert finished(folder / name) == whole, fault
     names = {path.partition("/")[0] for path in (*whole, *before)}
