@@ -13,7 +13,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -402,6 +402,7 @@ def _reported(options: dict[str, Any]) -> Iterator[None]:
     try:
         with _stopping():
             yield
+        _let_go_of_streams()
     except DaskstackError as exc:
         if options["debug"]:
             raise
@@ -440,6 +441,16 @@ def _stopping() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _let_go_of_streams() -> None:
+    """What nobody takes (a full disk, a pipe whose reader has gone) is dropped: at exit it would become status 120."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):  # a stream of a test, or a closed one
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _fail(message: str, status: int) -> None:

@@ -329,5 +329,7 @@ def test_demo(daskstack: Run) -> None:
 @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full", "2>&1 >out.txt | true", ">&-", ">/dev/full", "| true"])
 def test_nobody_to_hear_of_it_is_no_reason_to_stop(frames: Path, expected: Array, redirect: str) -> None:
     command = f"set -o pipefail; {sys.executable} -m daskstack build frames out.npy {redirect}"
-    assert subprocess.run(["bash", "-c", command], check=False, capture_output=True).returncode == 0
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["bash", "-c", command], check=False, capture_output=True, env=buffered)
+    assert done.returncode == 0
     assert same(np.load("out.npy"), expected)
