@@ -47,6 +47,7 @@ BAD_FILES = "bad.csv"
 MOST_MANIFEST_BYTES = 16 << 20
 TRIES = 10
 NEW_FOR = 60.0  # seconds
+EMPTY_FOR = 2.0  # seconds
 NO_DIFFERENCE = {  # what other builds may differ in without being others, and what follows from the rest
     "plan_id",
     "request",
@@ -157,7 +158,8 @@ def prepare(
 
 def _make_root(root: str) -> bool:
     """Whether the folder is daskstack's own: made now, or by another run that is at work in it or was killed."""
-    for _ in range(TRIES):
+    deadline = time.monotonic() + EMPTY_FOR
+    while True:
         with suppress(FileNotFoundError):  # another run was done and removed it
             try:
                 os.mkdir(root)
@@ -166,12 +168,14 @@ def _make_root(root: str) -> bool:
                     raise OutputError(
                         f"{shown(root)} is in the way: it is no folder", "move it away, or choose another OUT"
                     ) from None
-                if any(_is_own_name(name) for name in os.listdir(root)):
-                    return True
+                names = os.listdir(root)
+                if names:
+                    return any(map(_is_own_name, names))
             else:
                 return True
-        time.sleep(0.01)  # it is a user's, or was made this very moment
-    return False
+        if time.monotonic() > deadline:
+            return False  # empty, and a user's; one that another run has just made is empty for a moment only
+        time.sleep(0.01)
 
 
 def _is_own_name(name: str) -> bool:
