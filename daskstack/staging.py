@@ -47,7 +47,7 @@ BAD_FILES = "bad.csv"
 MOST_MANIFEST_BYTES = 16 << 20
 TRIES = 10
 NEW_FOR = 60.0  # seconds
-EMPTY_FOR = 2.0  # seconds
+OWN_MODE = 0o1777  # the sticky bit marks what daskstack made, from the first moment to the last, empty or not
 NO_DIFFERENCE = {  # what other builds may differ in without being others, and what follows from the rest
     "plan_id",
     "request",
@@ -158,24 +158,24 @@ def prepare(
 
 def _make_root(root: str) -> bool:
     """Whether the folder is daskstack's own: made now, or by another run that is at work in it or was killed."""
-    deadline = time.monotonic() + EMPTY_FOR
-    while True:
+    for _ in range(TRIES):
         with suppress(FileNotFoundError):  # another run was done and removed it
             try:
-                os.mkdir(root)
+                os.mkdir(root, OWN_MODE)
             except FileExistsError:
                 if not stat.S_ISDIR(os.lstat(root).st_mode):
                     raise OutputError(
                         f"{shown(root)} is in the way: it is no folder", "move it away, or choose another OUT"
                     ) from None
-                names = os.listdir(root)
-                if names:
-                    return any(map(_is_own_name, names))
+                return _is_own(root)
             else:
                 return True
-        if time.monotonic() > deadline:
-            return False  # empty, and a user's; one that another run has just made is empty for a moment only
-        time.sleep(0.01)
+    return False
+
+
+def _is_own(root: str) -> bool:
+    """Whether daskstack made the folder: it has the mark, or, where the system has no such, names of ours in it."""
+    return bool(os.stat(root).st_mode & stat.S_ISVTX) or any(map(_is_own_name, os.listdir(root)))
 
 
 def _is_own_name(name: str) -> bool:
@@ -542,7 +542,7 @@ def clear_published(out: str, plan_id: str) -> None:
     if os.path.islink(root):
         return
     with suppress(OSError):  # there is none
-        own = any(map(_is_own_name, os.listdir(root)))
+        own = _is_own(root)
         _sweep(root)
         with suppress(OSError):  # another run is in it, which will do it
             if manifest_id(folder) == plan_id:
@@ -604,9 +604,17 @@ def _throw_away(folder: str) -> None:
 
 def _remove_if_empty(root: str) -> None:
     """Remove the folder around staging folders, unless it holds another one, or something of the user's."""
-    _remove_turn(root)
-    with suppress(OSError):
-        os.rmdir(root)
+    for _ in range(TRIES):
+        _remove_turn(root)
+        with suppress(OSError):
+            os.rmdir(root)
+        try:
+            left = os.listdir(root)
+        except OSError:
+            return
+        if not all(name == TURN or _GONE.fullmatch(name) for name in left):
+            return
+        time.sleep(0.01)  # others are about to take away what is left
 
 
 def _remove_turn(root: str) -> None:

@@ -51,7 +51,7 @@ def kept(frames: Path, out: str, **options: Any) -> Path:
 def modes(folder: Path) -> set[tuple[str, int]]:
     """The kinds and modes of all that is in a folder."""
     found = [path.lstat().st_mode for path in folder.rglob("*")]
-    return {("folder" if stat.S_ISDIR(mode) else "file", stat.S_IMODE(mode)) for mode in found}
+    return {("folder" if stat.S_ISDIR(mode) else "file", 0o777 & stat.S_IMODE(mode)) for mode in found}
 
 
 @pytest.fixture(params=[0o027, 0o077], ids=oct)
