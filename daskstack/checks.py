@@ -39,7 +39,17 @@ def check_output(plan: StorePlan, work: Storable, *, fill: bool = False, restart
     if not os.path.isdir(parent):
         raise OutputError(f"there is no folder {shown(parent)}", f"make it: mkdir -p {shown(parent)}")
     _refuse_long_names(plan, parent)
-    own = plan.target.own_names(plan.out)
+    while True:
+        own = plan.target.own_names(plan.out)
+        try:
+            return _checked(plan, work, own, fill=fill, restart=restart)
+        except OutputExistsError:
+            if plan.target.own_names(plan.out) == own:
+                raise  # else another run published meanwhile: look again
+
+
+def _checked(plan: StorePlan, work: Storable, own: tuple[str, ...], *, fill: bool, restart: bool) -> StoreReport | None:
+    """The same, knowing which names are daskstack's own."""
     _refuse_inputs(plan, work, own)
     if plan.out in own:
         changed = _changed_since(plan, work)

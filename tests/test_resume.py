@@ -761,8 +761,8 @@ FILLED: dict[str, Any] = {
     "float64": np.nan,
     "complex64": complex(np.nan, 0),
     "complex128": complex(np.nan, 0),
-    "datetime64[s]": np.datetime64("NaT"),
-    "timedelta64[ns]": np.timedelta64("NaT"),
+    "datetime64[s]": np.datetime64("NaT", "s"),
+    "timedelta64[ns]": np.timedelta64("NaT", "ns"),
     "U3": "",
     "S4": b"",
 }
