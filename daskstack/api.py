@@ -192,16 +192,8 @@ class Stack(FileStack):
         >>> report.shape, np.load("frames.npy", mmap_mode="r")[2].max()
         ((3, 4, 5), np.uint16(1))
         """
-        if not os.fspath(out).endswith(".npy"):
-            raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .npy", "let it end in .npy")
-        return self.carry_out(
-            self.plan(out, **options),
-            progress=progress,
-            on_error=on_error,
-            restart=restart,
-            part=part,
-            scheduler=options.get("scheduler"),
-        )
+        how = make_how(progress=progress, on_error=on_error, restart=restart, part=part)
+        return self._to(".npy", out, how, options)
 
     def to_zarr(
         self,
@@ -241,16 +233,15 @@ class Stack(FileStack):
         >>> zarr.open_group("frames.zarr", mode="r")["data"][2].max()
         np.uint16(1)
         """
-        if not os.fspath(out).endswith(".zarr"):
-            raise UsageError(f"the output {printable(os.fspath(out))!r} does not end in .zarr", "let it end in .zarr")
-        return self.carry_out(
-            self.plan(out, **options),
-            progress=progress,
-            on_error=on_error,
-            restart=restart,
-            part=part,
-            scheduler=options.get("scheduler"),
-        )
+        how = make_how(progress=progress, on_error=on_error, restart=restart, part=part)
+        return self._to(".zarr", out, how, options)
+
+    def _to(self, suffix: str, out: Source, how: How, options: dict[str, Any]) -> StoreReport:
+        if not os.fspath(out).endswith(suffix):
+            raise UsageError(
+                f"the output {printable(os.fspath(out))!r} does not end in {suffix}", f"let it end in {suffix}"
+            )
+        return _carried_out(self.plan(out, **options), self, how, options.get("scheduler"))
 
     def carry_out(
         self,
