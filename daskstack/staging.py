@@ -227,31 +227,32 @@ def _make(
 ) -> Staging:
     if os.path.lexists(folder):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), folder)
-    private = os.path.join(root, f".{uuid.uuid4().hex}")
-    os.mkdir(private)
-    lock = -1
-    try:
-        for name in (LOCK, PUBLISHING):
-            files.write_new(os.path.join(private, name), b"")
-        lock = locked(private, shared=shared)
-        name = uuid.uuid4().hex
-        os.mkdir(os.path.join(private, name))
-        target.create(os.path.join(private, name))
-        os.mkdir(os.path.join(private, name, receipts.FOLDER))
-        names = _listing_bytes(listing)
-        described = {**manifest, "listing_crc32c": crc32c(names)}
-        checked = {"manifest": described, "crc32c": record_checksum(described)}
-        files.write_new(os.path.join(private, LISTING), names)
-        files.write_new(os.path.join(private, MANIFEST), json.dumps(checked).encode())
-        files.sync_folder(private)
-        files.move_new(private, folder)
-        files.sync_folder(root)
-    except BaseException:
-        with suppress(OSError):
-            _throw_away(private)
-        if lock >= 0:
-            files.let_go(lock)
-        raise
+    with _making(root, fcntl.LOCK_SH):
+        private = os.path.join(root, f".{uuid.uuid4().hex}")
+        os.mkdir(private)
+        lock = -1
+        try:
+            for name in (LOCK, PUBLISHING):
+                files.write_new(os.path.join(private, name), b"")
+            lock = locked(private, shared=shared)
+            name = uuid.uuid4().hex
+            os.mkdir(os.path.join(private, name))
+            target.create(os.path.join(private, name))
+            os.mkdir(os.path.join(private, name, receipts.FOLDER))
+            names = _listing_bytes(listing)
+            described = {**manifest, "listing_crc32c": crc32c(names)}
+            checked = {"manifest": described, "crc32c": record_checksum(described)}
+            files.write_new(os.path.join(private, LISTING), names)
+            files.write_new(os.path.join(private, MANIFEST), json.dumps(checked).encode())
+            files.sync_folder(private)
+            files.move_new(private, folder)
+            files.sync_folder(root)
+        except BaseException:
+            with suppress(OSError):
+                _throw_away(private)
+            if lock >= 0:
+                files.let_go(lock)
+            raise
     return Staging(folder, os.path.join(folder, name), lock, root_is_own=root_is_own)
 
 
@@ -487,26 +488,38 @@ def _difference(now: Mapping[str, Any], listing: Listing, then: Mapping[str, Any
 
 
 def _sweep(root: str) -> None:
-    """Remove what killed processes left under random names: folders whose lock nobody holds any more."""
-    for name in os.listdir(root):
-        private = os.path.join(root, name)
-        if _GONE.fullmatch(name):
-            shutil.rmtree(private, ignore_errors=True)
-        if not _PRIVATE.fullmatch(name):
-            continue
-        with suppress(OSError):
-            if not os.path.lexists(os.path.join(private, LOCK)):  # killed before it made one, or while it deleted
-                if time.time() - os.lstat(private).st_mtime > NEW_FOR:
-                    shutil.rmtree(private)
-                continue
-            lock = os.open(os.path.join(private, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                whole = os.path.lexists(os.path.join(private, MANIFEST))
-                if whole or time.time() - os.fstat(lock).st_mtime > NEW_FOR:  # a new one is not locked yet
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(private)
-            finally:
-                files.let_go(lock)
+    """Remove what killed processes left under random names."""
+    names = os.listdir(root)
+    for name in filter(_GONE.fullmatch, names):
+        shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+    private = list(filter(_PRIVATE.fullmatch, names))
+    if not private:
+        return
+    with suppress(BlockingIOError), _making(root, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+        for path in (os.path.join(root, name) for name in private):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                if _holds_own_only(path) and (alone or time.time() - os.lstat(path).st_mtime > NEW_FOR):
+                    _throw_away(path)
+
+
+def _holds_own_only(private: str) -> bool:
+    """Whether daskstack may have made all that lies in a private folder."""
+    known = (LOCK, PUBLISHING, LISTING, MANIFEST)
+    return all(name in known or _PLACE.fullmatch(name) for name in os.listdir(private))
+
+
+@contextmanager
+def _making(root: str, kind: int) -> Iterator[bool]:
+    """The lock on the folder itself that who makes a private one shares, so that others see which are of the living.
+
+    Where a file system has no such lock, or another host does not see it, a private folder may go while it is
+    made: then it is made again.
+    """
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield files.lock(descriptor, kind)
+    finally:
+        files.let_go(descriptor)
 
 
 def size_of(out: str, plan_id: str = "") -> int:

@@ -16,7 +16,7 @@ import pytest
 from conftest import image
 from faultkit import ERRORS, SHORT, TORN, WRITES, Fault, Files, finished, injected, tree
 
-from daskstack import build, staging, verify
+from daskstack import build, verify
 from daskstack.errors import DaskstackError
 
 ITEMS = 3
@@ -31,7 +31,6 @@ OUTPUTS: dict[str, dict[str, Any]] = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three small files, and some of the user's beside them and in the folder of the outputs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(staging, "NEW_FOR", 0)  # what is left without a lock is old enough to be swept
     (tmp_path / "in").mkdir()
     for k in range(ITEMS):
         np.save(tmp_path / "in" / f"{k}.npy", image(k))

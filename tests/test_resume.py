@@ -176,6 +176,47 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "O_DSYNC", 0)
 
 
+# -- what is left of a run that was killed while it began --------------------------------------------------------
+
+
+PREPARED = ["lock", "publishing", "manifest.json", "listing.npz"]
+
+
+@pytest.mark.parametrize("steps", range(len(PREPARED) + 1))
+def test_a_folder_that_a_killed_run_was_preparing_goes_with_the_next_build(
+    frames: Path, expected: Array, steps: int
+) -> None:
+    private = Path("out.npy.part") / f".{'0' * 32}"
+    private.mkdir(parents=True)
+    os.chmod("out.npy.part", staging.OWN_MODE)
+    for name in PREPARED[:steps]:
+        (private / name).write_bytes(b"")
+    make("out.npy")
+    assert same(stored("out.npy"), expected)
+    assert not os.path.lexists("out.npy.part")
+
+
+def test_a_folder_that_is_being_prepared_now_is_left_alone(
+    frames: Path, expected: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = staging._listing_bytes  # called when half of the folder is there
+    seen: list[tuple[list[str], list[str]]] = []
+
+    def while_it_is_made(listing: Any) -> bytes:
+        before = os.listdir("out.npy.part")
+        if not seen:
+            staging._sweep("out.npy.part")
+            seen.append((before, os.listdir("out.npy.part")))
+        return real(listing)
+
+    monkeypatch.setattr(staging, "_listing_bytes", while_it_is_made)
+    make("out.npy")
+    ((before, after),) = seen
+    assert before == after
+    assert len(before) == 1
+    assert same(stored("out.npy"), expected)
+
+
 # -- only what is missing is done -------------------------------------------------------------------------------
 
 
