@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskstack.discover import stamp
 from daskstack.errors import BadFileError, BadFilesError
 from daskstack.readers import Header, Layout, Reader
 from daskstack.text import plural
@@ -63,12 +62,8 @@ class BlockRead:
         """The block, and the files whose part of it is undefined."""
         out = np.empty((self.items, *self.due.shape), self.due.dtype)
         pieces = None if self.pieces is None else [(int(r), int(a), int(b)) for r, a, b in self.pieces]
-        paths = self.paths
-        bad = self.reader.read_into(paths, out, self.due, pieces, self.layout)
-        known = {b.path for b in bad}
-        for path, due in zip(paths, unpacked_stamps(self.stamps), strict=True):
-            if path not in known and stamp(path) != due:
-                bad.append(BadFileError(path, "changed since it was listed"))
+        stamps = unpacked_stamps(self.stamps)
+        bad = self.reader.read_into(self.paths, out, self.due, pieces, self.layout, stamps=stamps)
         return out, bad
 
     def _lengths(self) -> list[int]:
