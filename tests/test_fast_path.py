@@ -33,10 +33,14 @@ def both_ways(reader: Reader, first: str, paths: list[str]) -> int:
             assert np.array_equal(fast, slow)
             taken += 1
         through_both = np.zeros_like(slow)
-        assert [b.message for b in reader.read_into([path], through_both, due, layout=layout)] == [
+        assert [b.message for b in reader.read_into([path], through_both, due, fast=LayoutReader(layout))] == [
             b.message for b in bad
         ]
         assert bad or np.array_equal(through_both, slow)
+        part = np.zeros_like(slow[1:])
+        if not bad and len(part):
+            assert reader.read_into([path], part, due, [(due.rows, 1, due.rows)], LayoutReader(layout)) == []
+            assert np.array_equal(part, slow[1:])
     return taken
 
 

@@ -175,7 +175,7 @@ class Reader(ABC):
         out: Array,
         due: Header,
         pieces: Sequence[tuple[int, int, int]] | None = None,
-        layout: Layout | None = None,
+        fast: LayoutReader | None = None,
         *,
         stamps: Sequence[tuple[int, int]] | None = None,
     ) -> list[BadFileError]:
@@ -191,8 +191,8 @@ class Reader(ABC):
             What each file must hold (``rows`` of it where ``pieces`` do not say).
         pieces : sequence of (rows, start, stop), optional
             For each file how many items it must hold, and which of them are wanted; by default all.
-        layout : Layout, optional
-            How another file of the stack is laid out, whose header is ``due``.
+        fast : LayoutReader, optional
+            Reads files laid out like one of the stack whose header is ``due``.
         stamps : sequence of (int, int), optional
             Size and mtime that each file must have once it is read.
 
@@ -202,13 +202,15 @@ class Reader(ABC):
             The files whose place in ``out`` is undefined; empty where all is well.
         """
         bad: list[BadFileError] = []
-        fast = LayoutReader(layout) if layout is not None and out.flags.c_contiguous else None
+        if not out.flags.c_contiguous:
+            fast = None
         at = 0
         each = pieces or [(due.rows, 0, due.rows)] * len(paths)
         for path, (rows, start, stop), stamp in zip(paths, each, stamps or repeat(None, len(paths)), strict=True):
             part = out[at : at + stop - start]
             at += stop - start
-            if fast and len(part) == rows == fast.layout.rows and fast.read(path, part, stamp):
+            alike = fast is not None and rows == fast.layout.rows
+            if fast and alike and fast.read(path, part, start * due.item_nbytes, stamp):
                 continue
             try:
                 self.read(path, due if rows == due.rows else replace(due, rows=rows), part, start)

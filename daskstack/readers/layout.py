@@ -32,21 +32,29 @@ class Layout:
         Their dtype, byte order included.
     rows : int
         How many items it holds.
+    nbytes : int
+        How many bytes its pixels take.
     head, tail : bytes
-        All that lies before and behind its pixels.
+        All that lies before and behind them.
     """
 
     stored: np.dtype[Any]
     rows: int
+    nbytes: int
     head: bytes
     tail: bytes
+
+    @property
+    def size(self) -> int:
+        """Length of the file in bytes."""
+        return len(self.head) + self.nbytes + len(self.tail)
 
     def agrees(self, head: bytearray, tail: bytearray) -> bool:
         """Whether a file of the same size says the same of its pixels, by what lies around them."""
         return head == self.head and tail == self.tail
 
     def locate(self, descriptor: int, head: memoryview, size: int) -> int | None:
-        """Where the pixels of an open file begin that does not agree; None where it is laid out otherwise.
+        """Where the pixels of an open file begin; None where it is laid out otherwise.
 
         Parameters
         ----------
@@ -57,68 +65,80 @@ class Layout:
         size : int
             Its length in bytes.
         """
-        del descriptor, head, size  # a format whose files must agree has no other place
-        return None
+        tail = bytearray(os.pread(descriptor, len(self.tail), size - len(self.tail)))
+        agrees = size == self.size and self.agrees(bytearray(head[: len(self.head)]), tail)
+        return len(self.head) if agrees else None
 
 
 class LayoutReader:
-    """Reads files that are laid out like the first one, one after another, in one thread."""
+    """Reads files that are laid out like the first one, one after another, in one thread.
+
+    Attributes
+    ----------
+    taken : int
+        How many it has read.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        self.taken = 0
         self._head, self._tail = bytearray(len(layout.head)), bytearray(len(layout.tail))
         self._begin = bytearray(len(layout.head) + MORE_HEAD)
         self._at_once = True  # whether the pixels of the file before lay where those of the first do
 
-    def read(self, path: str, out: NDArray[Any], due: tuple[int, int] | None = None) -> bool:
-        """Fill ``out`` with the pixels of one file; False where the library has to read it.
+    def read(self, path: str, out: NDArray[Any], start: int = 0, due: tuple[int, int] | None = None) -> bool:
+        """Fill ``out`` with pixels of one file; False where the library has to read it.
 
         Parameters
         ----------
         path : str
             The file.
         out : array
-            Where its pixels go, C-contiguous, in native order; after False it may hold anything.
+            Where they go, C-contiguous, in native order; after False it may hold anything.
+        start : int, optional
+            How many bytes of the pixels come before those that are wanted.
         due : (int, int), optional
             Size and mtime (ns) that the file must have once it is read.
         """
+        pixels = as_bytes(out).data
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                done = self._read(descriptor, as_bytes(out).data, due)
+                got, found = 0, None
+                if self._at_once and len(pixels) == self.layout.nbytes:
+                    got = os.preadv(descriptor, [self._head, pixels, self._tail], 0)
+                    found = self._agreed(descriptor, got)
+                if found is None:
+                    found = self._read_by_header(descriptor, pixels, start, got)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError):
             return False
-        if done:
-            to_native(out, self.layout.stored)
-        return done
+        if found is None or due not in (None, (found.st_size, found.st_mtime_ns)):
+            return False
+        to_native(out, self.layout.stored)
+        self.taken += 1
+        return True
 
-    def _read(self, descriptor: int, pixels: memoryview, due: tuple[int, int] | None) -> bool:
-        """All of the file in one call where it is as long as the first and agrees; else by its own header."""
-        got = 0
-        if self._at_once:
-            got = os.preadv(descriptor, [self._head, pixels, self._tail], 0)
-            found = os.fstat(descriptor)
-            agrees = got == found.st_size == len(self._head) + len(pixels) + len(self._tail)
-            if agrees and self.layout.agrees(self._head, self._tail):
-                return due is None or due == (found.st_size, found.st_mtime_ns)
-        return self._read_by_header(descriptor, pixels, due, got)
+    def _agreed(self, descriptor: int, got: int) -> os.stat_result | None:
+        """What the system says of the file once it is read, where it is as long as the first and agrees."""
+        found = os.fstat(descriptor)
+        agrees = got == found.st_size == self.layout.size and self.layout.agrees(self._head, self._tail)
+        return found if agrees else None
 
-    def _read_by_header(self, descriptor: int, pixels: memoryview, due: tuple[int, int] | None, got: int) -> bool:
+    def _read_by_header(self, descriptor: int, pixels: memoryview, start: int, got: int) -> os.stat_result | None:
         """The same where the pixels may lie elsewhere; ``got`` bytes of the file were read already."""
         head = memoryview(self._head)
         if got < len(head) or not got:
             head = memoryview(self._begin)[: os.preadv(descriptor, [self._begin], 0)]
         size = os.fstat(descriptor).st_size
-        start = self.layout.locate(descriptor, head, size)
-        self._at_once = start is None or start == len(self._head)
-        if start is None or start + len(pixels) > size:
-            return False
-        done = max(0, got - start) if start == len(self._head) else 0
-        read_at(descriptor, pixels[done:], start + done)
-        found = os.fstat(descriptor)
-        return due is None or due == (found.st_size, found.st_mtime_ns)
+        begin = self.layout.locate(descriptor, head, size)
+        self._at_once = begin is None or begin == len(self._head)
+        if begin is None or begin + self.layout.nbytes > size:
+            return None
+        done = max(0, got - begin) if begin == len(self._head) else 0
+        read_at(descriptor, pixels[done:], begin + start + done)
+        return os.fstat(descriptor)
 
 
 def to_native(out: NDArray[Any], stored: np.dtype[Any]) -> None:

@@ -79,7 +79,8 @@ class NpyReader(Reader):
             text = os.pread(descriptor, header.offset, 0)
         if header.fortran and len(header.shape) > 1:
             return None
-        return Layout(header.dtype, 1 if self.join == "stack" else header.shape[0], text, b"")
+        rows = 1 if self.join == "stack" else header.shape[0]
+        return Layout(header.dtype, rows, header.size - header.offset, text, b"")
 
 
 def _read_fortran(descriptor: int, header: NpyHeader, out: Array, start: int) -> None:

@@ -315,7 +315,7 @@ def read_layout(descriptor: int, skip: int, nbytes: int, stored: np.dtype[Any], 
     if not all(entry.is_plain for of_one in entries for entry in of_one) or skip > MOST_NBYTES:
         return None
     around = _Around(descriptor, skip, nbytes)
-    alike = Layout(stored, rows, around.head, around.tail)
+    alike = Layout(stored, rows, nbytes, around.head, around.tail)
     if len(directories) == 1:
         return _read_single(descriptor, form, around, alike, *directories[0], entries[0])
     # Of several pages only files are alike whose every byte but the pixels is.
