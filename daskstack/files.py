@@ -10,12 +10,15 @@ import errno
 import fcntl
 import os
 import re
+import resource
 import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 from daskstack.errors import DaskstackError, NoSpaceError, OutputError
@@ -28,6 +31,7 @@ NO_SPACE = {
     errno.EFBIG: "the limit on file sizes (ulimit -f, or the file system's own) is reached",
 }
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)  # the last two as batch systems send them
+MOST_AHEAD = 32  # files that a thread has opened beside the one that it reads
 AT_ONCE = 1 << 30  # bytes; macOS refuses 2 GiB in one call
 NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}  # Lustre without -o flock, FUSE
@@ -36,6 +40,8 @@ _RENAME_NOREPLACE = 1  # linux/fs.h
 _RENAME_EXCL = 4  # sys/stdio.h of macOS
 _F_FULLFSYNC = 51  # fcntl.h of macOS: fsync alone leaves the data in the drive's cache there
 
+_ahead = threading.BoundedSemaphore(max(1, min(1 << 10, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)))
+_will_need = getattr(os, "POSIX_FADV_WILLNEED", None)  # macOS has no such
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -204,6 +210,51 @@ def stamp(path: str) -> tuple[int, int]:
 def clipped_mtime(found: os.stat_result) -> int:
     """A file's time in nanoseconds since 1970, which 64 bits hold for the years 1678 to 2262 only."""
     return max(-(2**63), min(2**63 - 1, found.st_mtime_ns))
+
+
+def opened_ahead(paths: Sequence[str]) -> Generator[int | None]:
+    """Descriptors of files to be read in this order; each is closed when the next is asked for.
+
+    The system is told of the files that follow, so that it fetches them meanwhile.  None stands for a file that
+    cannot be opened.
+    """
+    opened: deque[tuple[int | None, bool]] = deque()  # descriptor, and whether it is one of those ahead
+    coming = iter(paths)
+    try:
+        for path in islice(coming, 1):
+            opened.append((_open_to_read(path), False))
+        while opened:
+            while len(opened) <= MOST_AHEAD and _ahead.acquire(blocking=False):
+                following = next(coming, None)
+                if following is None:
+                    _ahead.release()
+                    break
+                opened.append((_open_to_read(following), True))
+            yield opened[0][0]
+            _close(*opened.popleft())
+            if not opened:  # others have taken all that may be ahead
+                opened.extend((_open_to_read(path), False) for path in islice(coming, 1))
+    finally:
+        for descriptor in opened:
+            _close(*descriptor)
+
+
+def _open_to_read(path: str) -> int | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    if _will_need is not None:
+        with suppress(OSError):  # of a pipe
+            os.posix_fadvise(descriptor, 0, 0, _will_need)
+    return descriptor
+
+
+def _close(descriptor: int | None, ahead: bool) -> None:  # noqa: FBT001
+    if ahead:
+        _ahead.release()
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def write_new(path: str, data: bytes) -> None:

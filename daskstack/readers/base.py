@@ -12,9 +12,8 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -177,7 +176,7 @@ class Reader(ABC):
         pieces: Sequence[tuple[int, int, int]] | None = None,
         fast: LayoutReader | None = None,
         *,
-        stamps: Sequence[tuple[int, int]] | None = None,
+        stamps: Sequence[tuple[int, int] | None] | None = None,
     ) -> list[BadFileError]:
         """Fill ``out`` with the items of many files, end to end; a bad file does not stop the others.
 
@@ -204,20 +203,22 @@ class Reader(ABC):
         bad: list[BadFileError] = []
         if not out.flags.c_contiguous:
             fast = None
-        at = 0
         each = pieces or [(due.rows, 0, due.rows)] * len(paths)
-        for path, (rows, start, stop), stamp in zip(paths, each, stamps or repeat(None, len(paths)), strict=True):
-            part = out[at : at + stop - start]
-            at += stop - start
-            alike = fast is not None and rows == fast.layout.rows
-            if fast and alike and fast.read(path, part, start * due.item_nbytes, stamp):
-                continue
-            try:
-                self.read(path, due if rows == due.rows else replace(due, rows=rows), part, start)
-                if stamp is not None and stamp != files.stamp(path):
-                    raise BadFileError(path, "changed since it was listed")  # noqa: TRY301
-            except BadFileError as exc:
-                bad.append(exc)
+        stamps = stamps or [None] * len(paths)
+        at = 0
+        with closing(files.opened_ahead(paths) if fast else (None for _ in paths)) as opened:
+            for path, descriptor, (rows, start, stop), stamp in zip(paths, opened, each, stamps, strict=True):
+                part = out[at : at + stop - start]
+                at += stop - start
+                alike = fast is not None and rows == fast.layout.rows
+                if fast and alike and fast.read(descriptor, part, start * due.item_nbytes, stamp):
+                    continue
+                try:
+                    self.read(path, due if rows == due.rows else replace(due, rows=rows), part, start)
+                    if stamp is not None and stamp != files.stamp(path):
+                        raise BadFileError(path, "changed since it was listed")  # noqa: TRY301
+                except BadFileError as exc:
+                    bad.append(exc)
         return bad
 
 

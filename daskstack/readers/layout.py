@@ -86,13 +86,15 @@ class LayoutReader:
         self._begin = bytearray(len(layout.head) + MORE_HEAD)
         self._at_once = True  # whether the pixels of the file before lay where those of the first do
 
-    def read(self, path: str, out: NDArray[Any], start: int = 0, due: tuple[int, int] | None = None) -> bool:
+    def read(
+        self, descriptor: int | None, out: NDArray[Any], start: int = 0, due: tuple[int, int] | None = None
+    ) -> bool:
         """Fill ``out`` with pixels of one file; False where the library has to read it.
 
         Parameters
         ----------
-        path : str
-            The file.
+        descriptor : int, optional
+            The file, open; None where it could not be opened.
         out : array
             Where they go, C-contiguous, in native order; after False it may hold anything.
         start : int, optional
@@ -100,18 +102,16 @@ class LayoutReader:
         due : (int, int), optional
             Size and mtime (ns) that the file must have once it is read.
         """
+        if descriptor is None:
+            return False
         pixels = as_bytes(out).data
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                got, found = 0, None
-                if self._at_once and len(pixels) == self.layout.nbytes:
-                    got = os.preadv(descriptor, [self._head, pixels, self._tail], 0)
-                    found = self._agreed(descriptor, got)
-                if found is None:
-                    found = self._read_by_header(descriptor, pixels, start, got)
-            finally:
-                os.close(descriptor)
+            got, found = 0, None
+            if self._at_once and len(pixels) == self.layout.nbytes:
+                got = os.preadv(descriptor, [self._head, pixels, self._tail], 0)
+                found = self._agreed(descriptor, got)
+            if found is None:
+                found = self._read_by_header(descriptor, pixels, start, got)
         except (OSError, ValueError):
             return False
         if found is None or due not in (None, (found.st_size, found.st_mtime_ns)):
