@@ -21,19 +21,20 @@ ROWS: list[set[str]] = [
     {"daskstack"},
     {"text", "order"},
     {"errors"},
-    {"blocks", "files"},
-    {"discover", "names", "readers", "targets"},
+    {"extras"},
+    {"blocks", "files", "pictures"},
+    {"discover", "names", "readers", "targets", "display"},
     {"reads", "receipts"},
     {"tasks"},
     {"stack", "plan", "staging", "progress", "output", "report", "inspection"},
-    {"opening", "checks", "derived", "publication"},
+    {"opening", "checks", "derived", "publication", "xarrays"},
     {"run", "cluster", "verification"},
     {"api"},
     {"demo"},
     {"cli"},
     {"__main__"},
 ]
-HEAVY = {"dask", "distributed", "zarr", "tifffile", "imagecodecs", "tqdm", "matplotlib"}
+HEAVY = {"dask", "distributed", "zarr", "tifffile", "imagecodecs", "tqdm", "matplotlib", "xarray"}
 MAY_IMPORT_DASK = {"stack", "derived", "output", "run", "cluster", "api"}
 
 
