@@ -24,7 +24,7 @@ import daskstack
 from daskstack.errors import SHOWN_BAD_FILES, BadFilesError, DaskstackError, StackWarning, UsageError
 from daskstack.files import STOPS
 from daskstack.progress import in_terminal
-from daskstack.text import plural, printable
+from daskstack.text import plural, printable, table
 
 if TYPE_CHECKING:
     from daskstack.api import Stack
@@ -288,7 +288,7 @@ def preview(paths: tuple[str, ...], *, picture: str, items: int, **options: Any)
     with _reported(options):
         sheet = _stack_or_output(paths, options).preview(items)
         sheet.save(picture)
-        _say(f"done  {printable(picture)}: {sheet.caption}", options)
+        _say(table([("done", f"{printable(picture)}: {sheet.caption}")]), options)
 
 
 @main.command(short_help="Whether an output is what it should be.")

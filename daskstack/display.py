@@ -19,7 +19,7 @@ from typing import Any
 from daskstack import files
 from daskstack.errors import OutputExistsError, UsageError
 from daskstack.extras import needed
-from daskstack.pictures import Look, contrast, data_uri, painted
+from daskstack.pictures import Contrast, Look, contrast, data_uri, painted
 from daskstack.text import count, plural, printable, shown
 
 THUMBNAILS = 8
@@ -93,7 +93,7 @@ def _strip(looks: Sequence[Look], items: int) -> str:
     return f"<div>{''.join(figures)}</div><small>{escape(_caption(looks, items))}</small>"
 
 
-def _image(one: Look, values: Any) -> str:
+def _image(one: Look, values: Contrast) -> str:
     pixels = painted(one, values)
     height, width = _size(pixels.shape)
     return f'<img src="{data_uri(pixels)}" width="{width}" height="{height}" alt="{escape(printable(one.name))}">'
@@ -196,12 +196,13 @@ def sheet(looks_of: Callable[[int, int], Iterable[Look]], n: int, grid: Sequence
     values, caption = contrast(looks), _caption(looks, items)
     width = max(columns, 3)
     flat = max((one.plane.shape[0] / one.plane.shape[1] for one in looks if one.plane is not None), default=1.0)
-    height = min(max(flat, 1 / 8), 1) * INCHES * width / columns + 0.4
+    flat = min(max(flat, 1 / 8), 1)
+    height = flat * INCHES * width / columns + 0.4
     figure = figure_module.Figure(figsize=(width * INCHES, rows * height + 0.75), dpi=DPI, layout="constrained")
     figure.suptitle(printable(title), fontsize=10, parse_math=False)
-    figure.supxlabel(textwrap.fill(caption, width * 26), fontsize=7, parse_math=False)
+    figure.supxlabel(textwrap.fill(caption, width * 33), fontsize=7, parse_math=False)
     for one, axes in zip(looks, figure.subplots(rows, columns, squeeze=False).flat, strict=False):
-        _draw(axes, one, values)
+        _draw(axes, one, values, flat)
     for axes in figure.axes[len(looks) :]:
         axes.set_axis_off()
     written = io.BytesIO()
@@ -211,13 +212,13 @@ def sheet(looks_of: Callable[[int, int], Iterable[Look]], n: int, grid: Sequence
     return Preview(written.getvalue(), caption)
 
 
-def _draw(axes: Any, one: Look, values: Any) -> None:
+def _draw(axes: Any, one: Look, values: Contrast, flat: float) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     text = "\n".join(_end(part, 30) for part in (printable(one.name), one.about) if part)
     axes.set_title(text, fontsize=6, parse_math=False)
     if one.plane is None:
-        axes.set_aspect("equal")
+        axes.set_box_aspect(flat)
         axes.plot([0, 1], [0, 1], [0, 1], [1, 0], color=BAD_COLOUR, linewidth=1, alpha=0.3)
         problem = textwrap.fill(_end(printable(one.problem), 120), 24)
         axes.text(0.5, 0.5, problem, ha="center", va="center", fontsize=6, parse_math=False)

@@ -95,7 +95,7 @@ class Output:
 
     def _origin(self) -> str:
         sources, root = self.record["sources"], self.record["root"]
-        text = f"{listed(sources)}, below {printable(root)}" if sources else ""
+        text = f"{listed(sources)}, below {shown(root)}" if sources else ""
         return f"a Dask array{', items like ' if text else ''}{text}" if "derived" in self.record else text
 
     def __len__(self) -> int:
