@@ -357,20 +357,19 @@ def _plan(
     made = stack.plan(out, **_store_arguments(options))
     finished = check_output(made, stack, fill=fill, restart=restart)
     measured, met = stack.measured(made)
-    click.echo(_json(measured) if options["as_json"] else str(measured))
-    if finished is not None and not options["as_json"]:
-        click.echo(str(finished))
+    if options["as_json"]:
+        click.echo(json.dumps({**measured.as_dict(), "was_there": finished is not None}, indent=1))
+    else:
+        click.echo("\n".join(str(part) for part in (measured, finished) if part is not None))
     if check:
         stack.check(met)
-        if not options["as_json"]:
-            click.echo("Nothing was written; every header is as due.")
+        _say("Nothing was written; every header is as due.", options | {"quiet": options["as_json"]})
         return
     bad = {b.path: b for b in (*stack.condemned(), *met)}
     if bad:
         found = f"{plural(len(bad), 'bad file')} among those looked at; nothing was written"
         raise BadFilesError(found, "mend or leave out these files", list(bad.values()))
-    if not options["as_json"]:
-        click.echo("Nothing was written. --check reads every header first.")
+    _say("Nothing was written. --check reads every header first.", options | {"quiet": options["as_json"]})
 
 
 def _store_arguments(options: dict[str, Any]) -> dict[str, Any]:

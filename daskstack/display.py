@@ -10,9 +10,11 @@ import io
 import math
 import os
 import textwrap
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -137,7 +139,7 @@ class Preview:
         Which items it shows, and in which contrast.
     """
 
-    png: bytes = field(repr=False)
+    png: bytes
     caption: str
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -155,15 +157,19 @@ class Preview:
         out = os.fspath(path)
         if not out.lower().endswith(".png"):
             raise UsageError(f"the picture {printable(out)!r} does not end in .png", "let it end in .png")
-        if os.path.lexists(out):
-            if not _is_sheet(out):
-                raise OutputExistsError(
-                    f"{shown(out)} exists and is no contact sheet of daskstack's; it was not touched",
-                    "choose another name",
-                )
-            os.unlink(out)
+        taken = os.path.lexists(out)
+        if taken and not _is_sheet(out):
+            raise OutputExistsError(
+                f"{shown(out)} exists and is no contact sheet of daskstack's; it was not touched", "choose another name"
+            )
+        fresh = f"{out}.{uuid.uuid4().hex}.tmp"
         with files.writing(out):
-            files.write_new(out, self.png)
+            try:
+                files.write_new(fresh, self.png)
+                (os.replace if taken else files.move_new)(fresh, out)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(fresh)
 
     def _repr_png_(self) -> bytes:
         return self.png

@@ -135,7 +135,24 @@ class Output:
         return self._format.read_region(self.path, region).reshape(shape)
 
     def preview(self, n: int = display.SHEET_ITEMS) -> Preview:
-        """A contact sheet of ``n`` evenly spaced items; see :meth:`daskstack.Stack.preview`."""
+        """A contact sheet of evenly spaced items; see :meth:`daskstack.Stack.preview`.
+
+        Parameters
+        ----------
+        n : int, optional
+            How many items.
+
+        Raises
+        ------
+        UsageError
+            matplotlib is not installed, or ``n`` is no number of items.
+
+        Examples
+        --------
+        >>> report = daskstack.build("frames", "seen.npy", progress=False)
+        >>> daskstack.open("seen.npy").preview(2).caption
+        '2 of 3 items, black 0, white 1 (percentiles 0.5 and 99.5 of what is shown)'
+        """
         return display.sheet(self.looks, n, self.shape[: len(self.record["axes"])], shown(self.path))
 
     def as_dict(self) -> dict[str, Any]:

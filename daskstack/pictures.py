@@ -20,7 +20,7 @@ Pixels: TypeAlias = NDArray[np.uint8]
 
 PERCENTILES = (0.5, 99.5)
 NAN_COLOUR = (214, 69, 35)
-BOX = 8  # pixels along a side whose mean becomes one of a picture, at most; of larger planes some are left out
+BOX = 8  # pixels along a side whose mean becomes one of a picture, at most
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def look(name: str, about: str, dims: Sequence[str], side: int, read: Callable[[
         plane = read()
         if plane is None:
             return Look(name, about, problem="large: not read for a thumbnail")
-        shown = shrunk(as_numbers(with_samples_last(plane, dims)), side)
+        shown = shrunk(with_samples_last(plane, dims), side)
         return Look(name, about, shown, stored=shown.ndim == 3 and plane.dtype == np.uint8)
     except BadFileError as exc:
         return Look(name, about, problem=exc.problem)
@@ -138,8 +138,10 @@ def as_numbers(plane: NDArray[Any]) -> NDArray[np.float64]:
         return plane.astype(np.float64)
 
 
-def shrunk(plane: NDArray[np.float64], side: int) -> NDArray[np.float64]:
+def shrunk(plane: NDArray[Any], side: int) -> NDArray[np.float64]:
     """A plane whose sides are at most ``side`` long: means over boxes, so that a NaN among them shows.
+
+    Of one so large that a box had more than 8 x 8 pixels, those of every n-th row and column alone count.
 
     Parameters
     ----------
@@ -155,11 +157,11 @@ def shrunk(plane: NDArray[np.float64], side: int) -> NDArray[np.float64]:
     >>> shrunk(np.arange(16.0).reshape(4, 4), 2).tolist()
     [[2.5, 4.5], [10.5, 12.5]]
     """
-    image = plane.reshape((1,) * (2 - plane.ndim) + plane.shape)
-    if not image.size:
+    whole = plane.reshape((1,) * (2 - plane.ndim) + plane.shape)
+    if not whole.size:
         raise ValueError("no pixels")
-    skip = max(1, max(image.shape[:2]) // (side * BOX))
-    image = image[::skip, ::skip]
+    skip = max(1, max(whole.shape[:2]) // (side * BOX))
+    image = as_numbers(whole[::skip, ::skip])
     box = -(-max(image.shape[:2]) // side)
     with np.errstate(all="ignore"):
         for axis in (0, 1):

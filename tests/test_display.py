@@ -339,9 +339,9 @@ def test_what_is_not_installed_is_named(frames: Path, monkeypatch: pytest.Monkey
     assert "8 of 12 items" in stack._repr_html_()
 
 
-@pytest.mark.parametrize("axes", [None, ("t", "c")])
+@pytest.mark.parametrize(("axes", "join"), [(None, "concat"), (("t", "c"), "stack")])
 def test_a_dataset_is_what_xarray_opens_of_the_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axes: tuple[str, ...] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axes: tuple[str, ...] | None, join: Any
 ) -> None:
     import dask.array as da
     import xarray
@@ -350,7 +350,7 @@ def test_a_dataset_is_what_xarray_opens_of_the_group(
     (tmp_path / "in").mkdir()
     for k in range(6):
         tifffile.imwrite(f"in/t{k // 3}_c{k % 3}_{'dark' if k % 2 else 'é'}.tif", image(k), photometric="minisblack")
-    stack = open_stack("in", labels=r"t(?P<t>\d)_c(?P<c>\d)_(?P<kind>\w+)\.", axes=axes)
+    stack = open_stack("in", labels=r"t(?P<t>\d)_c(?P<c>\d)_(?P<kind>\w+)\.", axes=axes, join=join)
     stack.to_zarr("out.zarr", progress=False)
     found = stack.to_xarray()
     assert isinstance(found["data"].data, da.Array)
@@ -361,3 +361,8 @@ def test_a_dataset_is_what_xarray_opens_of_the_group(
         xarray.testing.assert_identical(expected.load(), found.load())
         assert {n: v.dims for n, v in found.variables.items()} == {n: v.dims for n, v in expected.variables.items()}
         assert {n: v.attrs for n, v in opened.variables.items()} == {n: {} for n in opened.variables}
+
+
+def test_of_a_very_large_plane_a_part_is_made_numbers() -> None:
+    plane = np.broadcast_to(np.uint8(9), (100_000, 200_000))  # of 160 GB as float64
+    assert shrunk(plane, 4).tolist() == [[9.0] * 4] * 2
