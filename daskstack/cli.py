@@ -280,7 +280,7 @@ def info(paths: tuple[str, ...], **options: Any) -> None:
     help="Where it goes.",
     shell_complete=_file_names,
 )
-@click.option("-n", "items", type=click.IntRange(min=1), default=16, show_default=True, help="How many items.")
+@click.option("-n", "items", type=click.IntRange(1, 400), default=16, show_default=True, help="How many items.")
 @_stack_options
 @_common_options
 def preview(paths: tuple[str, ...], *, picture: str, items: int, **options: Any) -> None:

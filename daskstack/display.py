@@ -31,6 +31,7 @@ BAD_COLOUR = "#d64523"
 MOST_NBYTES = 8 << 20  # that are read for one thumbnail
 SHEET_ITEMS = 16
 SHEET_SIDE = 256
+MOST_IN_A_SHEET = 400
 MOST_IN_A_ROW = 4  # of a sheet that has no more
 INCHES = 1.9  # of a picture in a sheet
 DPI = 110
@@ -120,10 +121,11 @@ def _caption(looks: Sequence[Look], items: int) -> str:
     """How many of how many, in which contrast, and what could not be shown."""
     of = f"{count(len(looks))} of {plural(items, 'item')}"
     bad = [one for one in looks if one.plane is None]
-    without = f"; {count(len(bad))} without a picture" if bad else ""
-    without += (
-        f", {'first ' if len(bad) > 1 else ''}{printable(bad[0].name)}: {printable(bad[0].problem)}" if bad else ""
-    )
+    without = ""
+    if bad:
+        which = "first " if len(bad) > 1 else ""
+        problem = f"{printable(bad[0].name)}: {printable(bad[0].problem)}"
+        without = f"; {count(len(bad))} without a picture, {which}{problem}"
     return f"{of}, {contrast(looks).caption}{without}"
 
 
@@ -191,31 +193,39 @@ def sheet(looks_of: Callable[[int, int], Iterable[Look]], n: int, grid: Sequence
     Raises
     ------
     UsageError
-        matplotlib is not installed, or ``n`` is no number of items.
+        matplotlib is not installed, or ``n`` is no sensible number of items.
     """
-    if n < 1:
-        raise UsageError(f"n={n}", "give a number of items, at least 1")
-    figure_module = needed("matplotlib.figure", "notebook", "preview")
-    looks, items = list(looks_of(n, SHEET_SIDE)), math.prod(grid)
+    if not 1 <= n <= MOST_IN_A_SHEET:
+        raise UsageError(f"n={n}", f"give a number of items, from 1 to {MOST_IN_A_SHEET}")
+    matplotlib = needed("matplotlib", "notebook", "preview")
+    looks = list(looks_of(n, SHEET_SIDE))
+    caption = _caption(looks, math.prod(grid))
+    written = io.BytesIO()
+    with warnings.catch_warnings(), matplotlib.rc_context({"text.usetex": False}):
+        warnings.simplefilter("ignore")  # of letters that the font lacks
+        figure = _drawn(looks, printable(title), caption)
+        figure.savefig(written, format="png", metadata={"Software": SOFTWARE})
+    return Preview(written.getvalue(), caption)
+
+
+def _drawn(looks: Sequence[Look], title: str, caption: str) -> Any:
+    """A figure of all pictures, as square as their number allows."""
+    from matplotlib.figure import Figure
+
+    values = contrast(looks)
     columns = len(looks) if len(looks) <= MOST_IN_A_ROW else math.ceil(math.sqrt(len(looks)))
-    rows = -(-len(looks) // columns)
-    values, caption = contrast(looks), _caption(looks, items)
-    width = max(columns, 3)
+    rows, width = -(-len(looks) // columns), max(columns, 3)
     flat = max((one.plane.shape[0] / one.plane.shape[1] for one in looks if one.plane is not None), default=1.0)
     flat = min(max(flat, 1 / 8), 1)
     height = flat * INCHES * width / columns + 0.4
-    figure = figure_module.Figure(figsize=(width * INCHES, rows * height + 0.75), dpi=DPI, layout="constrained")
-    figure.suptitle(printable(title), fontsize=10, parse_math=False)
+    figure = Figure(figsize=(width * INCHES, rows * height + 0.75), dpi=DPI, layout="constrained")
+    figure.suptitle(title, fontsize=10, parse_math=False)
     figure.supxlabel(textwrap.fill(caption, width * 33), fontsize=7, parse_math=False)
     for one, axes in zip(looks, figure.subplots(rows, columns, squeeze=False).flat, strict=False):
         _draw(axes, one, values, flat)
     for axes in figure.axes[len(looks) :]:
         axes.set_axis_off()
-    written = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that the font lacks
-        figure.savefig(written, format="png", metadata={"Software": SOFTWARE})
-    return Preview(written.getvalue(), caption)
+    return figure
 
 
 def _draw(axes: Any, one: Look, values: Contrast, flat: float) -> None:

@@ -323,8 +323,9 @@ def test_a_contact_sheet_replaces_nothing_but_its_like(frames: Path) -> None:
         sheet.save("a.jpg")
     with pytest.raises(OutputError):
         sheet.save("nowhere/a.png")
-    with pytest.raises(UsageError, match="n=0"):
-        open_stack("frames").preview(0)
+    for n in (0, 401):
+        with pytest.raises(UsageError, match=f"n={n}\nnext  give a number of items, from 1 to 400"):
+            open_stack("frames").preview(n)
 
 
 def test_what_is_not_installed_is_named(frames: Path, monkeypatch: pytest.MonkeyPatch) -> None:
