@@ -341,14 +341,17 @@ class Stack(FileStack):
         step = -(-self.items // SAMPLE_ITEMS)
         begin = time.perf_counter()
         bad: list[BadFileError] = []
-        sampled = 0
+        sampled = parsed = 0
         for item in range(0, self.items, step):
-            bad += self.block(item, item + 1).read()[1]
+            read = self.block(item, item + 1).read()
+            bad += read.bad
+            parsed += read.parsed
             sampled += 1
             if time.perf_counter() - begin > SAMPLE_SECONDS:
                 break
         rate = sampled / max(1e-9, time.perf_counter() - begin)
-        return replace(made, files_per_second=rate * len(self.files) / self.items, sampled=sampled), bad
+        rate *= len(self.files) / self.items
+        return replace(made, files_per_second=rate, sampled=sampled, parsed=parsed), bad
 
 
 def open_stack(

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack.errors import SourceError, UsageError
-from daskstack.files import absolute, is_url, read_regular
+from daskstack.files import absolute, clipped_mtime, is_url, read_regular, stamp
 from daskstack.order import composed, natural_key
 from daskstack.text import count, listed, printable
 
@@ -400,17 +400,3 @@ def _stat(path: str) -> tuple[int, int] | str:
     if not stat.S_ISREG(found.st_mode):
         return f"not a regular file: {printable(path)}"
     return found.st_size, clipped_mtime(found)
-
-
-def stamp(path: str) -> tuple[int, int]:
-    """Size and mtime of a file; -1 where it is gone."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return -1, -1
-    return found.st_size, clipped_mtime(found)
-
-
-def clipped_mtime(found: os.stat_result) -> int:
-    """A file's time in nanoseconds since 1970, which 64 bits hold for the years 1678 to 2262 only."""
-    return max(-(2**63), min(2**63 - 1, found.st_mtime_ns))

@@ -192,6 +192,20 @@ def is_same(descriptor: int, path: str) -> bool:
         return False
 
 
+def stamp(path: str) -> tuple[int, int]:
+    """Size and mtime of a file; -1 where it is gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return -1, -1
+    return found.st_size, clipped_mtime(found)
+
+
+def clipped_mtime(found: os.stat_result) -> int:
+    """A file's time in nanoseconds since 1970, which 64 bits hold for the years 1678 to 2262 only."""
+    return max(-(2**63), min(2**63 - 1, found.st_mtime_ns))
+
+
 def write_new(path: str, data: bytes) -> None:
     """Make a file that was not there, whole and synced.
 

@@ -23,6 +23,8 @@ from daskstack.targets import Target, Tiling, format_of
 from daskstack.tasks import Storable
 from daskstack.text import count, duration, nbytes, plural, shown, table
 
+MOST_WAITING = 4  # blocks: more of them keep a disk no busier
+MOST_WAITING_NBYTES = 256 << 20
 PLAN_FORMAT = 1  # part of the plan id: to be raised whenever the same decisions give other bytes
 
 
@@ -64,8 +66,8 @@ class StorePlan:
         What an item is: "file" or "item".
     files_per_second : float, optional
         Measured on a sample.
-    sampled : int
-        How many items it was measured on.
+    sampled, parsed : int
+        How many items it was measured on, and for how many of them a library had to parse a file.
     about : tuple of (word, text)
         What the stack is, for printing.
     """
@@ -86,6 +88,7 @@ class StorePlan:
     unit: str
     files_per_second: float | None = None
     sampled: int = 0
+    parsed: int = 0
     about: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -118,7 +121,10 @@ class StorePlan:
         if self.files_per_second:
             left = duration(self.files / self.files_per_second)
             rate = f"{count(round(self.files_per_second))} files/s"
-            rows.append(("time", f"about {left} (reading {count(self.sampled)} {unit}s: {rate})"))
+            sample = f"{count(self.sampled)} {unit}s"
+            if self.parsed:
+                sample += f", {count(self.parsed)} parsed one by one"
+            rows.append(("time", f"about {left} (reading {sample}: {rate})"))
         return rows
 
     def as_dict(self) -> dict[str, Any]:
@@ -171,11 +177,11 @@ def make_plan(
         if name in target.reserved:
             raise UsageError(f"label {name} has the name of an axis", f"choose another, such as {name}_label")
     labels = tuple(work.item_labels)
-    at_once = min(workers or threads or usable_cores(), len(bounds) - 1)
-    if scheduler not in ("threads", "processes", "workers"):  # one, or as many as a cluster's workers take
-        at_once = 1
     most = int(np.diff(bounds).max())
     a_block = most * target.item_nbytes + work.scratch(bounds) + target.scratch
+    at_once = min(workers or threads or _usual_threads(scheduler, a_block), len(bounds) - 1)
+    if scheduler not in ("threads", "processes", "workers"):  # one, or as many as a cluster's workers take
+        at_once = 1
     if memory_limit is not None:
         limit = parse_nbytes(memory_limit)
         if a_block > limit:
@@ -229,6 +235,13 @@ def most_items(memory_limit: float | str | None, item_nbytes: int, scratch: int)
         return None
     limit = parse_nbytes(memory_limit)
     return max(1, max(limit - scratch, limit // 3) // max(1, item_nbytes))
+
+
+def _usual_threads(scheduler: str, a_block: int) -> int:
+    """As many as there are cores; threads, which share them, a few more that wait for the disk meanwhile."""
+    cores = usable_cores()
+    waiting = min(cores, MOST_WAITING, MOST_WAITING_NBYTES // max(1, a_block)) if scheduler == "threads" else 0
+    return cores + waiting
 
 
 def usable_cores() -> int:

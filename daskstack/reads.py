@@ -7,20 +7,27 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskstack.discover import stamp
 from daskstack.errors import BadFileError, BadFilesError
-from daskstack.readers import Header, Layout, Reader
+from daskstack.readers import FunctionReader, Header, Layout, LayoutReader, Reader
 from daskstack.text import plural
 
 T = TypeVar("T")
 
 HEADER_THREADS = 8
 ADVICE_FILES = "mend or leave out these files"
+
+
+class ReadBlock(NamedTuple):
+    """A block that was read: it, the files whose part of it is undefined, and how many a library had to parse."""
+
+    array: NDArray[Any]
+    bad: list[BadFileError]
+    parsed: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +66,16 @@ class BlockRead:
         """The files, in order."""
         return [os.fsdecode(p) for p in zlib.decompress(self.packed).split(b"\0")]
 
-    def read(self) -> tuple[NDArray[Any], list[BadFileError]]:
-        """The block, and the files whose part of it is undefined."""
+    def read(self) -> ReadBlock:
+        """The block."""
         out = np.empty((self.items, *self.due.shape), self.due.dtype)
         pieces = None if self.pieces is None else [(int(r), int(a), int(b)) for r, a, b in self.pieces]
+        stamps = unpacked_stamps(self.stamps)
+        fast = None if self.layout is None else LayoutReader(self.layout)
         paths = self.paths
-        bad = self.reader.read_into(paths, out, self.due, pieces, self.layout)
-        known = {b.path for b in bad}
-        for path, due in zip(paths, unpacked_stamps(self.stamps), strict=True):
-            if path not in known and stamp(path) != due:
-                bad.append(BadFileError(path, "changed since it was listed"))
-        return out, bad
+        bad = self.reader.read_into(paths, out, self.due, pieces, fast, stamps=stamps)
+        alike = len(paths) if isinstance(self.reader, FunctionReader) else fast.taken if fast else 0
+        return ReadBlock(out, bad, len(paths) - alike)
 
     def _lengths(self) -> list[int]:
         """How many items of the block come from each of its files."""
@@ -128,7 +134,7 @@ def load_block(block: BlockRead, grid: tuple[int, ...]) -> NDArray[Any]:
     BadFilesError
         One report of all bad files of the block.
     """
-    array, bad = block.read()
+    array, bad, _ = block.read()
     if bad:
         raise BadFilesError(f"{plural(len(bad), 'bad file')} in this block", ADVICE_FILES, bad)
     return array.reshape((*grid, *block.due.shape))

@@ -36,6 +36,9 @@ class StoreReport:
         Names that the scan for files left out.
     read : int
         Files read now; the others' blocks were there already.
+    parsed : int
+        How many of them a library had to parse, since they are not laid out like the first; a file that several
+        blocks read counts for each.
     filled : tuple of str
         Items that hold the fill value: the file of each and what was wrong with it.
     blocks, blocks_done : int
@@ -52,6 +55,7 @@ class StoreReport:
     seconds: float
     left_out: int = 0
     read: int = 0
+    parsed: int = 0
     filled: tuple[str, ...] = ()
     blocks: int = 0
     blocks_done: int = 0
@@ -75,6 +79,8 @@ class StoreReport:
             head = f"done  {what}: it was there already, made from these files"
         elif self.files:
             head += f", {count(round(self.read / max(1e-9, self.seconds)))} files/s"
+            if self.parsed:
+                head += f"\n      {count(min(self.parsed, self.read))} of {plural(self.read, 'file')} parsed one by one"
             if self.left_out:
                 head += f"\n      from {plural(self.files, 'file')}; {count(self.left_out)} left out"
         if self.filled:

@@ -160,6 +160,7 @@ def _store(
         if "file" in work.columns
         else 0,
         seconds=time.monotonic() - begin,
+        parsed=sum(r.parsed for r in results),
         left_out=len(work.listing.left_out),
         filled=tuple(f"{f['file']}  {f['problem']}" for f in filled),
         blocks=plan.blocks,

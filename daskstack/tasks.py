@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -107,12 +107,15 @@ class Place:
 
 @dataclass(frozen=True)
 class BlockResult:
-    """What a task gives back: the receipt of its block, its bad files, or why it failed."""
+    """What a task gives back: the receipt of its block, its bad files, or why it failed; how many of its files a
+    library had to parse.
+    """
 
     block: int
     receipt: Receipt | None = None
     bad: tuple[BadFileError, ...] = ()
     error: Exception | None = None
+    parsed: int = 0
 
 
 def store_block(k: int, read: BlockRead, place: Place, start: int) -> BlockResult:
@@ -121,12 +124,12 @@ def store_block(k: int, read: BlockRead, place: Place, start: int) -> BlockResul
     Local schedulers stop at the first exception, so that every failure is a value.
     """
     try:
-        array, bad = read.read()
+        array, bad, parsed = read.read()
         if bad and not place.fill:
-            return BlockResult(k, bad=tuple(bad))
+            return BlockResult(k, bad=tuple(bad), parsed=parsed)
         filled = read.fill(array, bad)
         sizes, mtimes = read.item_stamps()
-        return _stored(k, array, place, start, sizes=sizes, mtimes=mtimes, filled=filled)
+        return replace(_stored(k, array, place, start, sizes=sizes, mtimes=mtimes, filled=filled), parsed=parsed)
     except Exception as exc:  # noqa: BLE001  # raised again where the results are gathered
         return BlockResult(k, error=exc)
 

@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -507,11 +508,32 @@ def test_memory_limit_bounds_threads_and_blocks(tmp_path: Path) -> None:
         stack.plan("out.npy", memory_limit="29 kB")
 
 
-def test_threads_are_the_cores_that_may_be_used(frames: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def tifs(folder: Path, number: int) -> Path:
+    folder.mkdir()
+    for k in range(number):
+        tifffile.imwrite(folder / f"{k}.tif", image(k), photometric="minisblack")
+    return folder
+
+
+def test_threads_are_the_cores_that_may_be_used_and_some_that_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = open_stack(tifs(tmp_path / "in", 40))
+    cores = len(os.sched_getaffinity(0))
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
-    assert open_stack("frames").plan("out.npy").threads == min(12, len(os.sched_getaffinity(0)))
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "7")
-    assert open_stack("frames").plan("out.npy").threads == 7
+    assert stack.plan("out.npy").threads == cores + min(cores, 4)
+    for given, threads in (("1", 2), ("3", 6), ("7", 11), ("60", 40)):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
+        assert stack.plan("out.npy").threads == threads
+        assert stack.plan("out.npy", scheduler="processes").threads == min(40, int(given))
+        assert stack.plan("out.npy", threads=5).threads == 5
+
+
+def test_blocks_that_wait_for_the_disk_take_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
+    stack = open_stack(tifs(tmp_path / "in", 6))
+    large = replace(stack, header=replace(stack.header, shape=(1 << 13, 1 << 12)))  # 64 MiB an item, 192 with scratch
+    assert large.plan("out.npy").threads == 3
 
 
 @pytest.mark.parametrize(

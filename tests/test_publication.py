@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -323,14 +322,13 @@ def test_losing_the_race_to_the_same_build_is_success(arrays: Path, monkeypatch:
 
 
 def test_what_killed_runs_left_under_random_names_is_swept(arrays: Path) -> None:
-    for name, age in (("0" * 32, 100), ("1" * 32, 0), ("g" * 32, 100)):
-        private = arrays / "out.npy.part" / f".{name}"
-        private.mkdir(parents=True)
-        (private / "lock").touch()
-        os.utime(private / "lock", (time.time() - age, time.time() - age))
-        (private / "data.npy").write_bytes(bytes(1000))
+    for name, inner in (("0" * 32, "a" * 32), ("1" * 32, "thesis"), ("g" * 32, "a" * 32)):
+        place = arrays / "out.npy.part" / f".{name}" / inner
+        place.mkdir(parents=True)
+        (place.parent / "lock").touch()
+        (place / "data.npy").write_bytes(bytes(1000))
     build("in", "out.npy", progress=False)
-    # One that is new may not have its lock yet; one of another form is a user's.
+    # What holds anything else, or has a name of another form, is a user's.
     assert sorted(os.listdir(arrays / "out.npy.part")) == [f".{'1' * 32}", f".{'g' * 32}"]
 
 

@@ -165,11 +165,14 @@ def test_joined_files_of_any_length_against_numpy(
     assert stack.shape == whole.shape
     assert same(stack.array.compute(scheduler="synchronous"), whole)
     most = data.draw(st.integers(1, 4))
-    parts = [stack.block(a, b).read() for a, b in np.lib.stride_tricks.sliding_window_view(stack.cut(most), 2).tolist()]
-    assert not any(bad for _, bad in parts)
-    assert same(np.concatenate([part for part, _ in parts]), whole)
+    blocks_read = [
+        stack.block(a, b).read() for a, b in np.lib.stride_tricks.sliding_window_view(stack.cut(most), 2).tolist()
+    ]
+    assert not any(read.bad for read in blocks_read)
+    parts = [read.array for read in blocks_read]
+    assert same(np.concatenate(parts), whole)
     if files_per_block is None:
-        assert max(len(part) for part, _ in parts) <= most
+        assert max(map(len, parts)) <= most
     key = data.draw(st.lists(st.integers(-len(whole), len(whole) - 1), min_size=1, max_size=9))
     assert same(stack[key].array.compute(scheduler="synchronous"), whole[key])
 
@@ -419,6 +422,6 @@ def test_memory_for_a_file_in_fortran_order_is_bounded(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.asfortranarray(image(1, (60, 70, 80), "int32")))
     joined = open_stack(tmp_path, join="concat")
     assert same(joined.array, image(1, (60, 70, 80), "int32"))
-    part, bad = joined.block(7, 31).read()
-    assert not bad
-    assert same(part, image(1, (60, 70, 80), "int32")[7:31])
+    read = joined.block(7, 31).read()
+    assert not read.bad
+    assert same(read.array, image(1, (60, 70, 80), "int32")[7:31])

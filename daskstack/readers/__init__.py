@@ -9,7 +9,7 @@ from typing import Any
 from daskstack.errors import UsageError
 from daskstack.readers.base import Contents, Header, Join, Reader, check, dims
 from daskstack.readers.function import FunctionReader
-from daskstack.readers.layout import Layout
+from daskstack.readers.layout import Layout, LayoutReader
 from daskstack.readers.npy import NpyReader
 from daskstack.readers.tiff import TiffReader
 from daskstack.text import shown
@@ -21,6 +21,7 @@ __all__ = [
     "Header",
     "Join",
     "Layout",
+    "LayoutReader",
     "NpyReader",
     "Reader",
     "TiffReader",

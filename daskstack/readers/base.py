@@ -14,14 +14,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskstack import pictures
+from daskstack import files, pictures
 from daskstack.errors import BadFileError
-from daskstack.readers.layout import Layout
+from daskstack.readers.layout import Layout, LayoutReader
 from daskstack.text import plural, shape_text
 
 Join: TypeAlias = Literal["stack", "concat"]
@@ -210,7 +211,9 @@ class Reader(ABC):
         out: Array,
         due: Header,
         pieces: Sequence[tuple[int, int, int]] | None = None,
-        layout: Layout | None = None,
+        fast: LayoutReader | None = None,
+        *,
+        stamps: Sequence[tuple[int, int]] | None = None,
     ) -> list[BadFileError]:
         """Fill ``out`` with the items of many files, end to end; a bad file does not stop the others.
 
@@ -224,8 +227,10 @@ class Reader(ABC):
             What each file must hold (``rows`` of it where ``pieces`` do not say).
         pieces : sequence of (rows, start, stop), optional
             For each file how many items it must hold, and which of them are wanted; by default all.
-        layout : Layout, optional
-            How another file of the stack is laid out, whose header is ``due``.
+        fast : LayoutReader, optional
+            Reads files laid out like one of the stack whose header is ``due``.
+        stamps : sequence of (int, int), optional
+            Size and mtime that each file must have once it is read.
 
         Returns
         -------
@@ -233,16 +238,20 @@ class Reader(ABC):
             The files whose place in ``out`` is undefined; empty where all is well.
         """
         bad: list[BadFileError] = []
-        fast = layout if out.flags.c_contiguous else None
-        head = bytearray(fast.skip if fast else 0)
+        if not out.flags.c_contiguous:
+            fast = None
         at = 0
-        for path, (rows, start, stop) in zip(paths, pieces or [(due.rows, 0, due.rows)] * len(paths), strict=True):
+        each = pieces or [(due.rows, 0, due.rows)] * len(paths)
+        for path, (rows, start, stop), stamp in zip(paths, each, stamps or repeat(None, len(paths)), strict=True):
             part = out[at : at + stop - start]
             at += stop - start
-            if fast and len(part) == rows == fast.rows and fast.read(path, part, head):
+            alike = fast is not None and rows == fast.layout.rows
+            if fast and alike and fast.read(path, part, start * due.item_nbytes, stamp):
                 continue
             try:
                 self.read(path, due if rows == due.rows else replace(due, rows=rows), part, start)
+                if stamp is not None and stamp != files.stamp(path):
+                    raise BadFileError(path, "changed since it was listed")  # noqa: TRY301
             except BadFileError as exc:
                 bad.append(exc)
         return bad

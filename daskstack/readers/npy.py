@@ -79,17 +79,8 @@ class NpyReader(Reader):
             text = os.pread(descriptor, header.offset, 0)
         if header.fortran and len(header.shape) > 1:
             return None
-        return NpyLayout(header.offset, header.dtype, 1 if self.join == "stack" else header.shape[0], text)
-
-
-@dataclass(frozen=True)
-class NpyLayout(Layout):
-    """A header of the very same bytes, and a file of the very length that it calls for."""
-
-    text: bytes
-
-    def locate(self, descriptor: int, head: bytearray, size: int, nbytes: int) -> int | None:
-        return self.skip if head == self.text and size == self.skip + nbytes else None
+        rows = 1 if self.join == "stack" else header.shape[0]
+        return Layout(header.dtype, rows, header.size - header.offset, text, b"")
 
 
 def _read_fortran(descriptor: int, header: NpyHeader, out: Array, start: int) -> None:

@@ -60,13 +60,14 @@ class TiffReader(Reader):
             yield Contents(shape, dtype, page_ndim, read, dims=_dims(series.axes))
 
     def layout(self, path: str) -> Layout | None:
-        """How a file is laid out, if it has one directory and its pixels are one run of bytes, stored as they are."""
+        """How a file is laid out, if its pixels are one run of bytes, stored as they are."""
         with _opened(path) as (tif, series, page_ndim):
-            if series.dataoffset is None or len(tif.pages) > 1 or len(series.levels) > 1:
+            if series.dataoffset is None or len(series.levels) > 1:
                 return None
             stored = np.dtype(series.dtype).newbyteorder(tif.byteorder)
             rows = 1 if self.join == "stack" else math.prod(series.shape[:-page_ndim])
-            return read_layout(tif.filehandle.fileno(), series.dataoffset, stored, rows)
+            nbytes = math.prod(series.shape) * stored.itemsize
+            return read_layout(tif.filehandle.fileno(), series.dataoffset, nbytes, stored, rows)
 
 
 @contextmanager
