@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from daskstack import discover, files, staging, targets
+from daskstack import discover, display, files, staging, targets
 from daskstack.cluster import check_place, check_scheduler, connected
 from daskstack.derived import checked
 from daskstack.discover import Listing, Source
+from daskstack.display import Preview
 from daskstack.errors import BadFileError, BadFilesError, UsageError
 from daskstack.names import Labels
 from daskstack.opening import as_json, open_files
@@ -33,9 +34,11 @@ from daskstack.run import How, run
 from daskstack.stack import FileStack
 from daskstack.tasks import Storable
 from daskstack.text import count, plural, printable
+from daskstack.xarrays import as_dataset
 
 if TYPE_CHECKING:
     import dask.array
+    import xarray
     from distributed import Client
 
     from daskstack.verification import VerifyReport
@@ -65,6 +68,56 @@ class Stack(FileStack):
     >>> stack.array[:, 1:3].mean().compute()
     np.float64(1.0)
     """
+
+    def preview(self, n: int = display.SHEET_ITEMS) -> Preview:
+        """A contact sheet of evenly spaced items: of each its middle plane, all in one contrast.
+
+        Complex values show as magnitude, colours as colours, NaN in red; a bad file as a crossed box
+        that says what is wrong.  Needs matplotlib (``pip install 'daskstack[notebook]'``).
+
+        Parameters
+        ----------
+        n : int, optional
+            How many items.
+
+        Returns
+        -------
+        Preview
+            A notebook shows it; ``save("sheet.png")`` writes it, ``caption`` says what it shows.
+
+        Raises
+        ------
+        UsageError
+            matplotlib is not installed, or ``n`` is no number of items.
+
+        Examples
+        --------
+        >>> open_stack("frames").preview().caption
+        '3 of 3 items, black 0, white 2 (percentiles 0.5 and 99.5 of what is shown)'
+        """
+        return display.sheet(self.looks, n, self.grid, self.listing.sources[0])
+
+    def to_xarray(self) -> xarray.Dataset:
+        r"""The stack as a lazy Dataset, just as xarray opens the group that :meth:`to_zarr` makes.
+
+        Returns
+        -------
+        xarray.Dataset
+            ``data``, lazy, along :attr:`dims`; as coordinates the labels, ``file``, ``size`` and
+            ``mtime``.  What is known of a finished output alone (``checksum``, the record) is missing.
+
+        Raises
+        ------
+        UsageError
+            xarray is not installed (``pip install 'daskstack[xarray]'``).
+
+        Examples
+        --------
+        >>> found = open_stack("frames", labels=r"t(?P<t>\d+)").to_xarray()
+        >>> found.data.dims, found.t.values
+        (('item', 'y', 'x'), array([ 1,  2, 10]))
+        """
+        return as_dataset(self)
 
     def plan(
         self,

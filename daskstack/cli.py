@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -17,15 +18,18 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 import daskstack
 from daskstack.errors import SHOWN_BAD_FILES, BadFilesError, DaskstackError, StackWarning, UsageError
 from daskstack.files import STOPS
-from daskstack.text import plural
+from daskstack.progress import in_terminal
+from daskstack.text import plural, printable, table
 
 if TYPE_CHECKING:
     from daskstack.api import Stack
     from daskstack.discover import Listing
+    from daskstack.output import Output
 
 ERROR, USAGE, STOPPED = 1, 2, 75
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
@@ -42,6 +46,10 @@ STORE_OPTIONS = (
     "compression",
     "zarr_format",
 )
+
+COLOURS = {"done": "green", "equal:": "green", "next": "cyan", "warning:": "yellow"}
+COLOURS |= dict.fromkeys(("error:", "different:", "stopped"), "red")
+COLOURED = rf"^({'|'.join(COLOURS)})(?= )"
 
 Command = Callable[..., Any]
 
@@ -70,12 +78,18 @@ def _number(_: click.Context, __: click.Parameter, text: str | None) -> int | No
     return None if text is None else int(text)
 
 
+def _file_names(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+    """What the shell completes: names of files and folders."""
+    return [CompletionItem(begun, type="file")]
+
+
 def _stack_options(command: Command) -> Command:
     """The options that say which files, in which order, as what."""
     options = [
         click.option(
             "--files-from",
             metavar="FILE",
+            shell_complete=_file_names,
             help="Take the files listed in FILE, a line each (- is stdin), in that order.",
         ),
         click.option(
@@ -170,6 +184,10 @@ def _common_options(command: Command) -> Command:
     return _decorated(command, options)
 
 
+def _json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(command)
+
+
 def _decorated(command: Command, options: Sequence[Callable[[Any], Any]]) -> Command:
     for option in reversed(options):
         command = option(command)
@@ -187,8 +205,9 @@ def main() -> None:
 
 
 @main.command(short_help="What build would do; nothing is written.")
-@click.argument("paths", nargs=-1, required=True, metavar="SRC... OUT")
+@click.argument("paths", nargs=-1, required=True, metavar="SRC... OUT", shell_complete=_file_names)
 @click.option("--check", is_flag=True, help="Read every file's header, and name all bad files.")
+@_json_option
 @_stack_options
 @_store_options
 @_common_options
@@ -200,10 +219,11 @@ def plan(paths: tuple[str, ...], *, check: bool, **options: Any) -> None:
 
 
 @main.command(short_help="Make one array of many files.")
-@click.argument("paths", nargs=-1, required=True, metavar="SRC... OUT")
+@click.argument("paths", nargs=-1, required=True, metavar="SRC... OUT", shell_complete=_file_names)
 @_stack_options
 @_store_options
 @_run_options
+@_json_option
 @_common_options
 def build(paths: tuple[str, ...], **options: Any) -> None:
     """Make one array, OUT, of the files that SRC stands for.
@@ -234,30 +254,50 @@ def build(paths: tuple[str, ...], **options: Any) -> None:
             how=how,
             **_store_arguments(options),
         )
-        _say(report, options)
+        _say(_json(report) if options["as_json"] else report, options)
 
 
 @main.command(short_help="What a source or an output is.")
-@click.argument("paths", nargs=-1, metavar="SRC... | OUT")
+@click.argument("paths", nargs=-1, metavar="SRC... | OUT", shell_complete=_file_names)
 @_stack_options
+@_json_option
 @_common_options
 def info(paths: tuple[str, ...], **options: Any) -> None:
     """Show what files would make as a stack, or how an output was made."""
     with _reported(options):
-        from daskstack.output import is_output, open_output
+        shown = _stack_or_output(paths, options)
+        click.echo(_json(shown) if options["as_json"] else repr(shown).partition("\n")[2])
 
-        made = len(paths) == 1 and is_output(paths[0])
-        shown = open_output(paths[0]) if made else _opened(_listing(paths, options), options)
-        click.echo(repr(shown).partition("\n")[2])
+
+@main.command(short_help="A picture of what is in it: a contact sheet.")
+@click.argument("paths", nargs=-1, metavar="SRC... | OUT", shell_complete=_file_names)
+@click.option(
+    "-o",
+    "--picture",
+    default="preview.png",
+    show_default=True,
+    metavar="PNG",
+    help="Where it goes.",
+    shell_complete=_file_names,
+)
+@click.option("-n", "items", type=click.IntRange(1, 400), default=16, show_default=True, help="How many items.")
+@_stack_options
+@_common_options
+def preview(paths: tuple[str, ...], *, picture: str, items: int, **options: Any) -> None:
+    """Draw evenly spaced items of a source or an output on one sheet."""
+    with _reported(options):
+        sheet = _stack_or_output(paths, options).preview(items)
+        sheet.save(picture)
+        _say(table([("done", f"{printable(picture)}: {sheet.caption}")]), options)
 
 
 @main.command(short_help="Whether an output is what it should be.")
-@click.argument("out", metavar="OUT")
+@click.argument("out", metavar="OUT", shell_complete=_file_names)
 @click.option("--data", is_flag=True, help="Compare each item's checksum.")
 @click.option("--inputs", is_flag=True, help="Read the files again, and compare the pixels.")
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Look at N items only, chosen at random.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="Chooses other ones.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@_json_option
 @_common_options
 def verify(out: str, *, as_json: bool, **options: Any) -> None:
     """Compare OUT with its record: structure, sizes and metadata.
@@ -270,7 +310,7 @@ def verify(out: str, *, as_json: bool, **options: Any) -> None:
 
         chosen = {name: options[name] for name in ("data", "inputs", "sample", "seed")}
         report = verified(out, **chosen, progress=False if options["quiet"] else None)
-        text = json.dumps(report.as_dict(), indent=1) if as_json else str(report)
+        text = _json(report) if as_json else str(report)
         if as_json or not report.status:
             _say(text, options)
         if report.status:
@@ -290,6 +330,18 @@ def demo(count: int, **options: Any) -> None:
         run_demo(count, say=lambda text: _say(text, options), progress=False if options["quiet"] else None)
 
 
+def _stack_or_output(paths: tuple[str, ...], options: dict[str, Any]) -> Stack | Output:
+    """The output of that name, else what the files of those names make."""
+    from daskstack.output import is_output, open_output
+
+    made = len(paths) == 1 and is_output(paths[0])
+    return open_output(paths[0]) if made else _opened(_listing(paths, options), options)
+
+
+def _json(shown: Any) -> str:
+    return json.dumps(shown.as_dict(), indent=1)
+
+
 def _plan(
     listing: Listing,
     out: str,
@@ -305,18 +357,19 @@ def _plan(
     made = stack.plan(out, **_store_arguments(options))
     finished = check_output(made, stack, fill=fill, restart=restart)
     measured, met = stack.measured(made)
-    click.echo(str(measured))
-    if finished is not None:
-        click.echo(str(finished))
+    if options["as_json"]:
+        click.echo(json.dumps({**measured.as_dict(), "was_there": finished is not None}, indent=1))
+    else:
+        click.echo("\n".join(str(part) for part in (measured, finished) if part is not None))
     if check:
         stack.check(met)
-        click.echo("Nothing was written; every header is as due.")
+        _say("Nothing was written; every header is as due.", options | {"quiet": options["as_json"]})
         return
     bad = {b.path: b for b in (*stack.condemned(), *met)}
     if bad:
         found = f"{plural(len(bad), 'bad file')} among those looked at; nothing was written"
         raise BadFilesError(found, "mend or leave out these files", list(bad.values()))
-    click.echo("Nothing was written. --check reads every header first.")
+    _say("Nothing was written. --check reads every header first.", options | {"quiet": options["as_json"]})
 
 
 def _store_arguments(options: dict[str, Any]) -> dict[str, Any]:
@@ -383,7 +436,7 @@ def _say(text: object, options: dict[str, Any]) -> None:
     """Tell what was done; that nobody can hear it does not undo it."""
     if not options["quiet"]:
         try:
-            click.echo(str(text))
+            click.echo(_coloured(str(text), sys.stdout))
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -455,9 +508,16 @@ def _let_go_of_streams() -> None:
 
 def _fail(message: str, status: int) -> None:
     if message:
-        click.echo(message, err=True)
+        click.echo(_coloured(message, sys.stderr), err=True)
     sys.exit(status)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    click.echo(f"warning: {message}", err=True)
+    click.echo(_coloured(f"warning: {message}", sys.stderr), err=True)
+
+
+def _coloured(text: str, stream: Any) -> str:
+    """The words that lines begin with in colour: in a terminal alone, and not where NO_COLOR is set."""
+    if not in_terminal(stream) or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return re.sub(COLOURED, lambda word: click.style(word[0], fg=COLOURS[word[0]]), text, flags=re.MULTILINE)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,13 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskstack import display, pictures
+from daskstack.display import Preview
 from daskstack.errors import SourceError
 from daskstack.files import absolute
+from daskstack.pictures import Look
 from daskstack.targets import SUFFIXES, Target, format_of
 from daskstack.text import count, listed, nbytes, printable, shape_text, shown, table
 
 if TYPE_CHECKING:
     import dask.array
+
+MOST_NAMES = 1_000_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,23 +95,94 @@ class Output:
 
     def _origin(self) -> str:
         sources, root = self.record["sources"], self.record["root"]
-        text = f"{listed(sources)}, below {printable(root)}" if sources else ""
+        text = f"{listed(sources)}, below {shown(root)}" if sources else ""
         return f"a Dask array{', items like ' if text else ''}{text}" if "derived" in self.record else text
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __repr__(self) -> str:
+    def looks(self, most: int, side: int, most_nbytes: float = math.inf) -> Iterator[Look]:
+        """Pictures of evenly spaced items, as of a stack; of each the middle plane alone is read."""
+        axes = len(self.record["axes"])
+        grid, item, dims = self.shape[:axes], self.shape[axes:], self.dims[axes:]
+        kept = pictures.plane_ndim(item, dims)
+        inside = [slice(n // 2, n // 2 + 1) for n in item[: len(item) - kept]] + [slice(None)] * kept
+        names = self._names()
+        for k in pictures.spaced(math.prod(grid), most):
+            at = tuple(int(n) for n in np.unravel_index(k, grid))
+            region = (*(slice(n, n + 1) for n in at), *inside)
+            about = {name: values[self._place(name, at)] for name, values in self.labels.items()}
+            read = functools.partial(self._plane, region, item[len(item) - kept :], most_nbytes)
+            yield pictures.look(names[k] if names else f"item {k}", pictures.labelled(about), dims, side, read)
+
+    def _names(self) -> list[str]:
+        """The files' names, item for item, where there are few enough to be read for a picture."""
+        items = math.prod(self.shape[: len(self.record["axes"])])
+        return self._format.read_index(self.path, ["file"]).get("file", []) if items <= MOST_NAMES else []
+
+    def _place(self, label: str, at: tuple[int, ...]) -> tuple[int, ...]:
+        """Where a label holds the value of an item."""
+        axes = self.record["axes"]
+        return (at[axes.index(label)],) if label in axes else at
+
+    def _plane(self, region: tuple[slice, ...], shape: tuple[int, ...], most_nbytes: float) -> NDArray[Any] | None:
+        """A region as the plane it is; None where what must be read for it, in whole chunks, is too much."""
+        chunks = self.record.get("chunks", [1] * len(self.shape))
+        bounds = zip((r.indices(n) for r, n in zip(region, self.shape, strict=True)), chunks, strict=True)
+        touched = math.prod((-(-stop // c) - start // c) * c for (start, stop, _), c in bounds)
+        if touched * self.dtype.itemsize > most_nbytes:
+            return None
+        return self._format.read_region(self.path, region).reshape(shape)
+
+    def preview(self, n: int = display.SHEET_ITEMS) -> Preview:
+        """A contact sheet of evenly spaced items; see :meth:`daskstack.Stack.preview`.
+
+        Parameters
+        ----------
+        n : int, optional
+            How many items.
+
+        Raises
+        ------
+        UsageError
+            matplotlib is not installed, or ``n`` is no number of items.
+
+        Examples
+        --------
+        >>> report = daskstack.build("frames", "seen.npy", progress=False)
+        >>> daskstack.open("seen.npy").preview(2).caption
+        '2 of 3 items, black 0, white 1 (percentiles 0.5 and 99.5 of what is shown)'
+        """
+        return display.sheet(self.looks, n, self.shape[: len(self.record["axes"])], shown(self.path))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What it is and how it was made, for JSON."""
+        return {"out": self.path, **self.record}
+
+    def _repr_html_(self) -> str:
+        return display.html(self._card, f"daskstack.Output {shown(self.path)}")
+
+    def _card(self) -> str:
+        looks = list(self.looks(display.THUMBNAILS, display.SIDE, display.MOST_NBYTES))
+        chunks = ("chunks", f"{shape_text(self._format.natural_chunks(self.record))} in Dask")
+        title = f"daskstack.Output {shape_text(self.shape)} {self.dtype}"
+        items = math.prod(self.shape[: len(self.record["axes"])])
+        return display.card(title, [*self.rows(), chunks], looks, items)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What it is and how it was made, as a word and a text."""
         sizes = [f"{dim} {count(n)}" for dim, n in zip(self.dims, self.shape, strict=True)]
         options = self.record["options"]
-        rows = [
+        return [
             ("array", f"({', '.join(sizes)}) {self.dtype}, {nbytes(self.record['nbytes'])} in {shown(self.path)}"),
             ("from", self._origin()),
             ("labels", ", ".join(self.record["labels"]) or "none"),
             ("options", ", ".join(f"{name} {printable(str(value))}" for name, value in options.items()) or "none"),
             ("made", f"{self.record['created']} by daskstack {self.record['version']}; plan {self.record['plan_id']}"),
         ]
-        return f"<daskstack.Output {shape_text(self.shape)} {self.dtype}>\n{table(rows)}"
+
+    def __repr__(self) -> str:
+        return f"<daskstack.Output {shape_text(self.shape)} {self.dtype}>\n{table(self.rows())}"
 
 
 def is_output(path: str) -> bool:

@@ -11,15 +11,17 @@ import json
 import math
 import os
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskstack import display
 from daskstack.blocks import items_per_block, run_bounds
 from daskstack.errors import UsageError
 from daskstack.targets import Target, Tiling, format_of
 from daskstack.tasks import Storable
-from daskstack.text import count, duration, nbytes, plural, table
+from daskstack.text import count, duration, nbytes, plural, shown, table
 
 MOST_WAITING = 4  # blocks: more of them keep a disk no busier
 MOST_WAITING_NBYTES = 256 << 20
@@ -99,7 +101,8 @@ class StorePlan:
         """Bytes that the output takes, its side files roughly."""
         return self.target.nbytes + 200 * self.target.items
 
-    def __str__(self) -> str:
+    def rows(self) -> list[tuple[str, str]]:
+        """Every decision, as a word and a text."""
         per_block = int(np.diff(self.bounds).max())
         items, unit = self.target.items, self.unit
         places = {"threads": "thread", "processes": "process", "workers": "worker"}
@@ -122,7 +125,28 @@ class StorePlan:
             if self.parsed:
                 sample += f", {count(self.parsed)} parsed one by one"
             rows.append(("time", f"about {left} (reading {sample}: {rate})"))
-        return table(rows)
+        return rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        known = ("out", "plan_id", "files", "blocks", "threads", "scheduler", "memory", "overwrite", "free")
+        return {
+            **{name: getattr(self, name) for name in known},
+            "shape": list(self.target.shape),
+            "dtype": np.lib.format.dtype_to_descr(self.target.dtype),
+            "nbytes": self.target.nbytes,
+            "labels": list(self.labels),
+            "final_names": list(self.final_names),
+            "target": self.target.options,
+            "files_per_second": self.files_per_second,
+        }
+
+    def _repr_html_(self) -> str:
+        title = f"daskstack.StorePlan: {shown(self.out)}"
+        return display.html(lambda: display.card(title, self.rows()), "daskstack.StorePlan")
+
+    def __str__(self) -> str:
+        return table(self.rows())
 
     __repr__ = __str__
 

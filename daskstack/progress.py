@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from daskstack.text import WIDTH, count, duration
+from daskstack.text import WIDTH, count, duration, nbytes
 
 LINE_EVERY = 60.0  # seconds between lines where there is no terminal
 
@@ -34,11 +34,8 @@ class Progress:
         self.begin = self.told = time.monotonic()
         self.bar: Any = None
         self.wanted = wanted is not False and sys.stderr is not None and not getattr(sys.stderr, "closed", False)
-        if self.wanted and (_in_terminal() or _in_notebook()):
-            from tqdm.auto import tqdm
-
-            make: Any = tqdm
-            self.bar = make(
+        if self.wanted and (in_terminal(sys.stderr) or _in_notebook()):
+            self.bar = _tqdm()(
                 total=total,
                 initial=before,
                 desc=self.text(),
@@ -78,7 +75,8 @@ class Progress:
         left = duration(elapsed * (self.total - self.done) / now) if now else "?"
         rate = self.nbytes / elapsed
         speed = f"{rate / 1e9:.2f} GB/s" if rate >= 1e7 else f"{rate / 1e6:.2f} MB/s"
-        return f"{count(self.done)}/{count(self.total)} {self.unit}  {speed}  bad {self.bad}  left {left}"
+        done = f"{count(self.done)}/{count(self.total)} {self.unit}  {nbytes(self.nbytes)}"
+        return f"{done}  {speed}  bad {self.bad}  left {left}"
 
     def _line(self) -> None:
         self.told = time.monotonic()
@@ -89,9 +87,23 @@ class Progress:
             self.wanted = False
 
 
-def _in_terminal() -> bool:
-    isatty = getattr(sys.stderr, "isatty", None)  # what stands in for stderr in other programs may have none
-    return bool(isatty and isatty())
+def _tqdm() -> Any:
+    """The bar of a notebook where it has widgets, else that of a terminal."""
+    from importlib.util import find_spec
+
+    if _in_notebook() and find_spec("ipywidgets") is not None:
+        from tqdm.notebook import tqdm as in_notebook
+
+        return in_notebook
+    from tqdm.std import tqdm
+
+    return tqdm
+
+
+def in_terminal(stream: Any) -> bool:
+    """Whether a stream, which may be closed or stand in for one, shows in a terminal."""
+    isatty = getattr(stream, "isatty", None)
+    return bool(isatty and not getattr(stream, "closed", False) and isatty())
 
 
 def _in_notebook() -> bool:

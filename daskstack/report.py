@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from daskstack import display
 from daskstack.targets import format_of
 from daskstack.text import count, duration, nbytes, plural, shape_text, shown
 
@@ -93,3 +94,18 @@ class StoreReport:
         return "\n".join([head, *(f"      {b}" for b in beside), f"read  {read}"])
 
     __repr__ = __str__
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            **asdict(self),
+            "shape": [int(n) for n in self.shape],
+            "dtype": np.lib.format.dtype_to_descr(self.dtype),
+            "nbytes": self.nbytes,
+            "complete": self.blocks_done == self.blocks,
+        }
+
+    def _repr_html_(self) -> str:
+        return display.html(
+            lambda: display.card(f"daskstack: {shown(self.out)}", display.rows_of(str(self))), "daskstack.StoreReport"
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pty
 import re
@@ -26,7 +28,7 @@ def test_build(frames: Path, expected: Array, daskstack: Run) -> None:
         "      out.k.npy (label)",
         'read  np.load("out.npy", mmap_mode="r")',
     ]
-    assert re.fullmatch(r"100%  12/12 files  \d+\.\d\d [GM]B/s  bad 0  left 0\.\d s\n", done.stderr)
+    assert re.fullmatch(r"100%  12/12 files  840 B  \d+\.\d\d [GM]B/s  bad 0  left 0\.\d s\n", done.stderr)
     assert same(np.load("out.npy"), expected)
     assert np.load("out.k.npy").tolist() == list(range(12))
     again = daskstack("build", "frames", "out.npy", "--labels", r"img_(?P<k>\d+)")
@@ -263,7 +265,7 @@ def test_info(frames: Path, daskstack: Run) -> None:
 
 def test_version_and_help(daskstack: Run) -> None:
     assert daskstack("--version").stdout == f"daskstack {package.__version__}\n"
-    for command in ([], ["plan"], ["build"], ["info"], ["demo"]):
+    for command in ([], ["plan"], ["build"], ["info"], ["preview"], ["demo"]):
         text = daskstack(*command, "--help").stdout
         assert text.startswith("Usage: daskstack ")
         assert all(len(line) <= 80 for line in text.splitlines())
@@ -288,32 +290,33 @@ def test_names_that_disturb_a_terminal_are_escaped(tmp_path: Path, daskstack: Ru
     assert b"b\xff.npy" in index
 
 
+def in_terminal(*arguments: str, **environment: str) -> str:
+    """What a command shows in a terminal of 80 columns."""
+    leader, follower = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "daskstack", *arguments],
+        stderr=follower,
+        stdout=follower,
+        env={**os.environ, "COLUMNS": "80", "TERM": "xterm", **environment},
+    )
+    os.close(follower)
+    text = b""
+    with contextlib.suppress(OSError):  # of a terminal that nobody holds open any more
+        while part := os.read(leader, 4096):
+            text += part
+    os.close(leader)
+    child.wait(60)
+    return text.decode()
+
+
 def test_a_bar_in_a_terminal(frames: Path) -> None:
     """In a terminal of 80 columns the bar is redrawn in place, and no line is longer."""
-    leader, follower = pty.openpty()
-    os.environ["COLUMNS"] = "80"
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "daskstack", "build", "frames", "out.npy"],
-            stderr=follower,
-            stdout=subprocess.DEVNULL,
-        )
-        os.close(follower)
-        text = b""
-        while True:
-            try:
-                part = os.read(leader, 4096)
-            except OSError:
-                break
-            if not part:
-                break
-            text += part
-        assert child.wait(60) == 0
-    finally:
-        del os.environ["COLUMNS"]
-        os.close(leader)
-    drawn = [d for d in text.decode().replace("\n", "\r").split("\r") if d.strip()]
-    assert any(re.match(r"\s*\d+% \|#*[ #]*\| [\d,]+/12 files  \d+\.\d\d [GM]B/s  bad 0  left ", d) for d in drawn)
+    text = re.sub("\x1b\\[[0-9;]*[mA]", "", in_terminal("build", "frames", "out.npy"))
+    assert "done  out.npy (12, 5, 7) uint16, 840 B in " in text
+    drawn = [d for d in text.replace("\n", "\r").split("\r") if d.strip()]
+    assert any(
+        re.match(r"\s*\d+% \|#*[ #]*\| [\d,]+/12 files  \d+ B  \d+\.\d\d [GM]B/s  bad 0  left ", d) for d in drawn
+    )
     assert all(len(d.rstrip()) <= 80 for d in drawn)
 
 
@@ -333,3 +336,71 @@ def test_nobody_to_hear_of_it_is_no_reason_to_stop(frames: Path, expected: Array
     done = subprocess.run(["bash", "-c", command], check=False, capture_output=True, env=buffered)
     assert done.returncode == 0
     assert same(np.load("out.npy"), expected)
+
+
+def run_here(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    """A command in this process: what it prints on stdout and on stderr."""
+    from daskstack.cli import main
+
+    main(arguments, standalone_mode=False)
+    return capfd.readouterr()
+
+
+def test_results_as_json(frames: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (frames / "notes.txt").touch()
+    labels = ("--labels", r"img_(?P<k>\d+)")
+    array = {"shape": [12, 5, 7], "dtype": "<u2", "nbytes": 840, "labels": ["k"]}
+    stack = json.loads(run_here(capfd, "info", "frames", *labels, "--json")[0])
+    assert stack.items() >= (array | {"files": 12, "dims": ["item", "y", "x"], "left_out": ["notes.txt"]}).items()
+    assert (stack["first"], stack["last"], stack["order"]) == ("img_0.tif", "img_11.tif", "natural")
+    plan = json.loads(run_here(capfd, "plan", "frames", "out.npy", *labels, "--json", "--check")[0])
+    out = os.path.abspath("out.npy")
+    assert plan.items() >= (array | {"out": out, "files": 12, "blocks": 12, "overwrite": False}).items()
+    assert plan["final_names"][-1] == out
+    done, progress = run_here(capfd, "build", "frames", "out.npy", *labels, "--json")
+    report = json.loads(done)
+    del array["labels"]
+    assert report.items() >= (array | {"out": out, "files": 12, "read": 12, "left_out": 1, "complete": True}).items()
+    assert report["side_files"] == [os.path.abspath(f"out.{name}") for name in ("npy.json", "npy.index.csv", "k.npy")]
+    assert progress.startswith("100%  12/12 files")
+    record = json.loads(run_here(capfd, "info", "out.npy", "--json")[0])
+    assert record == {"out": out, **json.loads(Path("out.npy.json").read_text())["daskstack"]}
+    assert record["plan_id"] == plan["plan_id"]
+    again = json.loads(run_here(capfd, "build", "frames", "out.npy", *labels, "--json")[0])
+    assert (again["was_there"], again["read"]) == (True, 0)
+
+
+def test_preview(frames: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    caption = "3 of 12 items, black 0.52, white 1133 (percentiles 0.5 and 99.5 of what is shown)"
+    lines = run_here(capfd, "preview", "frames", "-n", "3")[0].splitlines()
+    assert " ".join(map(str.strip, lines)) == f"done    preview.png: {caption}"
+    assert all(len(line) <= 80 for line in lines)
+    assert Path("preview.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    package.build("frames", "out.zarr", progress=False)
+    done = run_here(capfd, "preview", "out.zarr", "-o", "out.png", "-n", "3")[0]
+    assert " ".join(done.split()) == f"done out.png: {caption}"
+    assert Path("out.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_completion_of_commands_and_options() -> None:
+    line = re.search(r'^eval "\$\((.*)\)"$', (Path(__file__).parents[1] / "README.md").read_text(), re.MULTILINE)
+    assert line is not None
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    script = f"""
+    eval "$({line[1]})"
+    for word in pl "plan --che" "build fra"; do
+        COMP_WORDS=(daskstack $word) COMP_CWORD=$(wc -w <<<$word) COMPREPLY=()
+        compopt() {{ echo $*; }}
+        _daskstack_completion daskstack
+        echo ${{COMPREPLY[@]}}
+    done
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout, done.stderr) == ("plan\n--check\n-o default\n\n", "")
+
+
+def test_colours_are_for_terminals_that_want_them(frames: Path, daskstack: Run) -> None:
+    assert in_terminal("info", "nowhere").startswith("\x1b[31merror:\x1b[0m no such file")
+    assert "\x1b" not in in_terminal("info", "nowhere", NO_COLOR="1")
+    assert "\x1b" not in in_terminal("info", "nowhere", TERM="dumb")
+    assert "\x1b" not in daskstack("info", "nowhere").stderr

@@ -86,12 +86,12 @@ def commands() -> list[str]:
 def test_command_lines_in_the_readme_run(named_frames: None, capfd: pytest.CaptureFixture[str]) -> None:
     from daskstack.cli import main
 
-    assert len(commands()) == 7
+    assert len(commands()) == 8
     for command in commands():
         program, *arguments = shlex.split(command)
         assert program == "daskstack"
         main(arguments, standalone_mode=False)
-    assert capfd.readouterr().out.count("done  ") == 4
+    assert capfd.readouterr().out.count("done  ") == 5
     assert Path("inputs.target.npy").exists()
     assert np.load("all.class.npy").tolist() == ["a"] * 3 + ["b"] * 3
 
@@ -102,7 +102,7 @@ def test_options_in_the_readme_are_those_of_the_program() -> None:
     table = README.split("## Options")[1].split("\n\n")[1]
     documented = set(re.findall(r"--[a-z][a-z-]+", table))
     options = {name for p in build.params for name in p.opts if name.startswith("--")}
-    assert options - documented == {"--files-from", "--dry-run", "--verbose", "--debug"}
+    assert options - documented == {"--files-from", "--dry-run", "--json", "--verbose", "--debug"}
     assert documented <= options
 
 

@@ -21,19 +21,20 @@ ROWS: list[set[str]] = [
     {"daskstack"},
     {"text", "order"},
     {"errors"},
-    {"blocks", "files"},
-    {"discover", "names", "readers", "targets"},
+    {"extras"},
+    {"blocks", "files", "pictures"},
+    {"discover", "names", "readers", "targets", "display"},
     {"reads", "receipts"},
     {"tasks"},
     {"stack", "plan", "staging", "progress", "output", "report", "inspection"},
-    {"opening", "checks", "derived", "publication"},
+    {"opening", "checks", "derived", "publication", "xarrays"},
     {"run", "cluster", "verification"},
     {"api"},
     {"demo"},
     {"cli"},
     {"__main__"},
 ]
-HEAVY = {"dask", "distributed", "zarr", "tifffile", "imagecodecs", "tqdm", "matplotlib"}
+HEAVY = {"dask", "distributed", "zarr", "tifffile", "imagecodecs", "tqdm", "matplotlib", "xarray"}
 MAY_IMPORT_DASK = {"stack", "derived", "output", "run", "cluster", "api"}
 
 
@@ -106,7 +107,18 @@ def test_public_names() -> None:
 def test_public_functions_have_examples_and_types() -> None:
     from daskstack import api
 
-    for value in (api.open_stack, api.build, api.open, api.Stack, api.Stack.plan, api.Stack.to_npy, api.Stack.to_zarr):
+    for value in (
+        api.open_stack,
+        api.build,
+        api.open,
+        api.Stack,
+        api.Stack.plan,
+        api.Stack.to_npy,
+        api.Stack.to_zarr,
+        api.Stack.preview,
+        api.Stack.to_xarray,
+        daskstack.Output.preview,
+    ):
         assert ">>> " in inspect.getdoc(value)  # type: ignore[operator]
         if not inspect.isclass(value):
             parameters = inspect.signature(value).parameters.values()

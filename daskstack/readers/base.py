@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from daskstack import files
+from daskstack import files, pictures
 from daskstack.errors import BadFileError
 from daskstack.readers.layout import Layout, LayoutReader
 from daskstack.text import plural, shape_text
@@ -167,6 +167,42 @@ class Reader(ABC):
                 contents.read(whole, start)
             if whole is not out:
                 out[...] = whole
+
+    def plane(self, path: str, due: Header, row: int, most_nbytes: float = math.inf) -> Array | None:
+        """The pages of one item that a picture of its middle needs; no other is read.
+
+        Parameters
+        ----------
+        path : str
+            The file.
+        due : Header
+            What it must hold.
+        row : int
+            Which of its items.
+        most_nbytes : float, optional
+            What takes more than that is not read.
+
+        Returns
+        -------
+        array or None
+            The last axes of the item, as many as the plane or a page has; None where it is too large.
+
+        Raises
+        ------
+        BadFileError
+            It cannot be read or holds something else.
+        """
+        with _naming(path), self.open(path) as contents:
+            _check_joinable(path, contents, self.join)
+            check(path, contents.header(self.join), due)
+            first, shape = pictures.pages_to_read(due.shape, due.dims, contents.page_ndim)
+            if math.prod(shape) * due.dtype.itemsize > most_nbytes:
+                return None
+            page = shape[len(shape) - contents.page_ndim :]
+            out = np.empty((math.prod(shape[: len(shape) - len(page)]), *page), due.dtype)
+            if out.size:
+                contents.read(out, row if self.join == "concat" else first)
+            return out.reshape(shape)
 
     def read_into(
         self,
