@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ERROR, USAGE, STOPPED = 1, 2, 75
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
-STACK_OPTIONS = ("files_from", "labels", "label", "sort_by", "axes", "join", "files_per_block", "limit")
+STACK_OPTIONS = ("files_from", "labels", "label", "sort_by", "axes", "join", "dtype", "files_per_block", "limit")
 STORE_OPTIONS = (
     "threads",
     "scheduler",
@@ -103,6 +103,7 @@ def _stack_options(command: Command) -> Command:
             show_default=True,
             help="Each file is an item, or its pages (entries along axis 0) are.",
         ),
+        click.option("--dtype", metavar="NAME", help="Cast all numbers, as in float32; each must be held exactly."),
         click.option(
             "--files-per-block",
             type=click.IntRange(min=1),
@@ -374,6 +375,7 @@ def _opened(listing: Listing, options: dict[str, Any]) -> Stack:
         sort_by=options["sort_by"] or None,
         axes=options["axes"],
         join=options["join"],
+        dtype=options["dtype"],
         files_per_block=options["files_per_block"],
     )
     return limited(stack, options["limit"])
