@@ -686,7 +686,7 @@ def verify(
     data : bool, optional
         Compare each item's checksum (crc32c) with the index.
     inputs : bool, optional
-        Read each item's file again with NumPy or tifffile, and compare the pixels.
+        Read each item's file again with NumPy, tifffile or imagecodecs, and compare the pixels.
     sample : int, optional
         Look at so many items only, chosen at random.
     seed : int, optional

@@ -42,6 +42,7 @@ JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")  # within a scan: no s
 J2K_MAGIC = b"\xff\x4f\xff\x51"
 BOXED = b"\x00\x00\x00\x0c"
 JXL_RATIOS = ((1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
+BMP_BY_MASKS = 3
 BMP_MASKS = (0xFF0000, 0xFF00, 0xFF)
 
 
@@ -220,7 +221,7 @@ class JpegReader(ImageReader):
         place = 2
         while True:
             mark, code, length = _at(file, place, ">BBH")
-            if mark != 0xFF or code in (JPEG_SCAN, JPEG_END) or not length >= 2:
+            if mark != 0xFF or code in (JPEG_START, JPEG_SCAN, JPEG_END) or not length >= 2:
                 raise ValueError(f"a JPEG image without a header: found marker {mark:02x}{code:02x} at byte {place}")
             if code in JPEG_FRAMES:
                 break
@@ -411,7 +412,7 @@ def _decode_webp(data: bytes) -> Array:
 
 @dataclass(frozen=True)
 class BmpReader(ImageReader):
-    """BMP, uncompressed: palette indices (1, 4 or 8 bits), RGB, or RGBA where a mask says so.
+    """BMP, uncompressed: palette indices (1, 4 or 8 bits), RGB, or of 32 bits the fourth byte too, alpha or not.
 
     Read here: the codec reads beyond a damaged file, and makes colours of indices.
     """
@@ -422,29 +423,27 @@ class BmpReader(ImageReader):
 
     def image(self, file: BinaryIO, size: int) -> Image:
         offset, length, width, height, _, bits, compression = _at(file, 10, "<IIiiHHI")
-        masks = _at(file, 54, "<IIII") if compression == 3 else (*BMP_MASKS, 0)
         known = compression == 0 and bits in (1, 4, 8, 24, 32)
-        known |= compression == 3 and bits == 32 and length >= 56 and masks[:3] == BMP_MASKS
+        known |= compression == BMP_BY_MASKS and bits == 32 and _at(file, 54, "<III") == BMP_MASKS
         if length < 40 or not known or width < 1:
             raise ValueError(f"a BMP image of {bits} bits and compression {compression}, which is not read")
         stride = (width * bits + 31) // 32 * 4
         if offset + stride * abs(height) > size:
             raise ValueError(f"{size} bytes where its header says {offset + stride * abs(height)}")
-        shape = _shape(abs(height), width, 1 if bits <= 8 else 4 if masks[3] else 3)
 
         def decode() -> Array:
             file.seek(offset)
             rows = np.frombuffer(file.read(stride * abs(height)), np.uint8).reshape(abs(height), stride)
-            return _unpacked(rows[::-1] if height > 0 else rows, width, bits)[..., : (*shape, 1)[2]].reshape(shape)
+            return _unpacked(rows[::-1] if height > 0 else rows, width, bits)
 
-        return Image(shape, np.dtype("uint8"), decode)
+        return Image(_shape(abs(height), width, max(1, bits // 8)), np.dtype("uint8"), decode)
 
 
 def _unpacked(rows: Array, width: int, bits: int) -> Array:
-    """Rows of bytes as pixels, shape (y, x, samples): indices, or red, green, blue and what follows."""
+    """Rows of bytes as pixels: indices, or red, green, blue and what follows."""
     if bits > 8:
         pixels = rows[:, : width * bits // 8].reshape(len(rows), width, bits // 8)
         return pixels[..., [2, 1, 0, 3][: bits // 8]]
     shifts = np.arange(8 - bits, -1, -bits, dtype=np.uint8)
     spread: Array = (rows[..., None] >> shifts) & np.uint8(2**bits - 1)
-    return spread.reshape(len(rows), -1)[:, :width, None]
+    return spread.reshape(len(rows), -1)[:, :width]
