@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import daskstack
-from daskstack.errors import SHOWN_BAD_FILES, BadFilesError, DaskstackError, StackWarning, UsageError
+from daskstack.errors import SHOWN_BAD_FILES, BadFilesError, DaskstackError, OutputExistsError, StackWarning, UsageError
 from daskstack.files import STOPS
 from daskstack.text import plural
 
@@ -190,14 +190,22 @@ def main() -> None:
 @main.command(short_help="What build would do; nothing is written.")
 @click.argument("paths", nargs=-1, required=True, metavar="SRC... OUT")
 @click.option("--check", is_flag=True, help="Read every file's header, and name all bad files.")
+@click.option("--bad", metavar="FILE", help="With --check: list all bad files in FILE, a CSV.")
 @_stack_options
 @_store_options
 @_common_options
-def plan(paths: tuple[str, ...], *, check: bool, **options: Any) -> None:
-    """Show what build would do with SRC and OUT; nothing is written."""
+def plan(paths: tuple[str, ...], *, check: bool, bad: str | None, **options: Any) -> None:
+    """Show what build would do with SRC and OUT; nothing is written but a list that --bad asks for."""
     with _reported(options):
+        if bad is not None and not check:
+            raise UsageError("--bad without --check", "give both")
+        if bad is not None and os.path.lexists(bad):
+            raise OutputExistsError(f"{bad} exists; it was not touched", "choose another name for --bad")
         *sources, out = _sources_and_out(paths, options)
-        _plan(_listing(sources, options), out, options, check=check)
+        try:
+            _plan(_listing(sources, options), out, options, check=check)
+        except BadFilesError as exc:
+            raise exc if bad is None else _with_list(exc, bad) from None
 
 
 @main.command(short_help="Make one array of many files.")
@@ -318,6 +326,16 @@ def _plan(
         found = f"{plural(len(bad), 'bad file')} among those looked at; nothing was written"
         raise BadFilesError(found, "mend or leave out these files", list(bad.values()))
     click.echo("Nothing was written. --check reads every header first.")
+
+
+def _with_list(exc: BadFilesError, path: str) -> BadFilesError:
+    """The same report, all its files in a new CSV."""
+    from daskstack.files import write_new, writing
+    from daskstack.report import bad_files_csv
+
+    with writing(path):
+        write_new(path, bad_files_csv(exc.files))
+    return BadFilesError(exc.message, exc.advice, exc.files, path)
 
 
 def _store_arguments(options: dict[str, Any]) -> dict[str, Any]:

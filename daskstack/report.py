@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from daskstack.errors import BadFileError
 from daskstack.targets import format_of
 from daskstack.text import count, duration, nbytes, plural, shape_text, shown
 
@@ -87,3 +91,18 @@ class StoreReport:
         return "\n".join([head, *(f"      {b}" for b in beside), f"read  {read}"])
 
     __repr__ = __str__
+
+
+def bad_files_csv(bad: Sequence[BadFileError]) -> bytes:
+    r"""All bad files, a row each.
+
+    Examples
+    --------
+    >>> bad_files_csv([BadFileError("a.tif", "uint8", "uint16")])
+    b'file,problem\na.tif,"found uint8, due uint16"\n'
+    """
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["file", "problem"])
+    writer.writerows([b.path, b.problem] for b in bad)
+    return stream.getvalue().encode("utf-8", "surrogateescape")
