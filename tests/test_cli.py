@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import pty
 import re

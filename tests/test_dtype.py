@@ -113,7 +113,7 @@ def test_another_dtype_is_another_plan(mixed: Array) -> None:
     np.save("in/9.npy", np.full((5, 7), 300, "uint16"))
     with pytest.raises(BadFilesError):
         daskstack.build("in", "out.npy", dtype="uint8", progress=False)
-    with pytest.raises(OutputError, match="--restart to begin anew"):
+    with pytest.raises(OutputError, match=r"another build: dtype .u1, now <i2; options"):
         daskstack.build("in", "out.npy", dtype="int16", progress=False)
 
 
@@ -121,10 +121,7 @@ def test_a_number_that_is_not_held_is_named_with_its_file(mixed: Array) -> None:
     with pytest.raises(BadFilesError) as caught:
         daskstack.build("in", "out.npy", dtype="int8", progress=False)
     files = [b.path.rpartition("/")[2] for b in caught.value.files]
-    assert (
-        files == ["0.npy", "1.npy", "2.npy", "3.npy", "4.npy"][len([k for k in range(5) if mixed[k].max() < 128]) :]
-        or files
-    )
+    assert files == ["1.npy", "3.npy"]
     text = "found the value {} at {}, due what int8 holds exactly, as dtype=int8 asks for"
     for bad in caught.value.files:
         item = np.load(bad.path)
