@@ -341,13 +341,22 @@ class TestNpy(PagesContract):
         NpyReader().read(str(tmp_path / "x.npy"), due, out)
         assert np.array_equal(out[0], array)
 
-    @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"\0", lambda b: b + b])
-    def test_length_must_be_what_the_header_says(self, tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    @pytest.mark.parametrize(
+        ("change", "more"),
+        [
+            (lambda b: b[:-1], ""),
+            (lambda b: b + b"\0", ""),
+            (lambda b: b + b, ", several arrays one after another"),
+        ],
+    )
+    def test_length_must_be_what_the_header_says(
+        self, tmp_path: Path, change: Callable[[bytes], bytes], more: str
+    ) -> None:
         np.save(tmp_path / "x.npy", image(0))
         data = (tmp_path / "x.npy").read_bytes()
         (tmp_path / "x.npy").write_bytes(change(data))
         problem = self.refused(str(tmp_path / "x.npy"), self.due()).problem
-        assert problem == f"found {len(change(data))} bytes, due 198 for (5, 7) uint16 as its header says"
+        assert problem == f"found {len(change(data))} bytes{more}, due 198 for (5, 7) uint16 as its header says"
 
 
 class TestTiff(PagesContract):
