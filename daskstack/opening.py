@@ -89,7 +89,7 @@ def open_files(
         axes=names or ("item",),
         grid=grid or (len(file_of),),
         files_per_block=files_per_block,
-        layout=_layout(reads, header_from, header.dtype),
+        layout=_layout(reads, header_from),
         options=_options(
             labels=labels,
             sort_by=sort_by,
@@ -150,13 +150,12 @@ def as_json(value: Any) -> Any:
     return [as_json(v) for v in value] if isinstance(value, Sequence) else getattr(value, "__qualname__", repr(value))
 
 
-def _layout(reader: Reader, path: str, dtype: np.dtype[Any]) -> Layout | None:
-    """How a file is laid out; None where that cannot be told, or it is cast: every file is read by its library."""
+def _layout(reader: Reader, path: str) -> Layout | None:
+    """How a file is laid out; None where that cannot be told, and every file is read by its library."""
     try:
-        found = reader.layout(path)
+        return reader.layout(path)
     except Exception:  # noqa: BLE001  # a header so odd that only the library copes
         return None
-    return found if found is not None and found.stored.newbyteorder("=") == dtype else None
 
 
 def _one_reader(

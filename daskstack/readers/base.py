@@ -223,13 +223,18 @@ class Reader(ABC):
         bad: list[BadFileError] = []
         fast = layout if out.flags.c_contiguous else None
         head = bytearray(fast.skip if fast else 0)
+        room: Array | None = None  # for one file as it is stored, where it is cast
+        if fast and fast.stored.newbyteorder("=") != out.dtype:
+            room = np.empty((fast.rows, *due.shape), fast.stored.newbyteorder("="))
         at = 0
         for path, (rows, start, stop) in zip(paths, pieces or [(due.rows, 0, due.rows)] * len(paths), strict=True):
             part = out[at : at + stop - start]
             at += stop - start
-            if fast and len(part) == rows == fast.rows and fast.read(path, part, head):
-                continue
             try:
+                if fast and len(part) == rows == fast.rows and fast.read(path, part if room is None else room, head):
+                    if room is not None:
+                        cast_exactly(path, room, part)
+                    continue
                 self.read(path, due if rows == due.rows else replace(due, rows=rows), part, start)
             except BadFileError as exc:
                 bad.append(exc)
