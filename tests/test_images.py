@@ -318,6 +318,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         KINDS["12 bits.jp2"][0].replace(b"colr", b"pclr"),
         "a JPEG 2000 image of a palette, whose indices cannot be had",
     ),
+    "32 bits.jp2": (
+        encoded("jpeg2k", noise(1).astype("uint32") << 20, level=0),
+        "a JPEG 2000 image of 32 bits, which its codec does not hold exactly",
+    ),
     "head.jp2": (KINDS["12 bits.jp2"][0][:40], "cut short"),
 }
 

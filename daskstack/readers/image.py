@@ -285,7 +285,9 @@ class Jpeg2000Reader(ImageReader):
         if len(set(kinds)) > 1 or kinds[0][1:] != (1, 1):
             raise ValueError("a JPEG 2000 image whose samples differ in size or kind")
         bits, signed = (kinds[0][0] & 0x7F) + 1, kinds[0][0] >> 7
-        dtype = np.dtype(f"{'u' * (not signed)}int{8 if bits <= 8 else 16 if bits <= 16 else 32}")
+        if bits > 16:
+            raise ValueError(f"a JPEG 2000 image of {bits} bits, which its codec does not hold exactly")
+        dtype = np.dtype(f"{'u' * (not signed)}int{8 if bits <= 8 else 16}")
         return Image(_shape(bottom - top, right - left, samples), dtype, lambda: _decode_jpeg2000(_whole(file)))
 
 
