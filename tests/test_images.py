@@ -320,7 +320,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "32 bits.jp2": (
         encoded("jpeg2k", noise(1).astype("uint32") << 20, level=0),
-        "a JPEG 2000 image of 32 bits, which its codec does not hold exactly",
+        "bits, which its codec does not hold exactly",
     ),
     "head.jp2": (KINDS["12 bits.jp2"][0][:40], "cut short"),
 }
