@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from daskstack import discover, display, files, staging, targets
@@ -27,7 +28,7 @@ from daskstack.names import Labels
 from daskstack.opening import as_json, open_files
 from daskstack.output import Output, open_output
 from daskstack.plan import StorePlan, at_least_one, make_plan
-from daskstack.readers import SUFFIXES, Join
+from daskstack.readers import SUFFIXES, Join, number_dtype
 from daskstack.reads import ADVICE_FILES
 from daskstack.report import StoreReport
 from daskstack.run import How, run
@@ -362,6 +363,7 @@ def open_stack(
     axes: str | Sequence[str] | None = None,
     join: Join = "stack",
     reader: Callable[[str], Any] | None = None,
+    dtype: npt.DTypeLike | None = None,
     files_per_block: int | None = None,
 ) -> Stack:
     r"""List the files and read one header; no pixels yet.
@@ -386,6 +388,9 @@ def open_stack(
         headers are read.
     reader : callable, optional
         A function from path to NumPy array, for files that daskstack does not read itself.
+    dtype : dtype, optional
+        Cast all numbers to it; files may then differ in theirs.  A number that it does not hold exactly
+        (300 in uint8, 0.5 in any integer) makes its file a bad one.  By default nothing is cast.
     files_per_block : int, optional
         Files that one delayed read takes; by default as many as make 16 MiB.
 
@@ -418,6 +423,7 @@ def open_stack(
         axes=axes,
         join=join,
         reader=reader,
+        dtype=dtype,
         files_per_block=files_per_block,
     )
 
@@ -443,6 +449,7 @@ def build(
     axes: str | Sequence[str] | None = None,
     join: Join = "stack",
     reader: Callable[[str], Any] | None = None,
+    dtype: npt.DTypeLike | None = None,
     files_per_block: int | None = None,
     limit: int | None = None,
     progress: bool | None = None,
@@ -457,7 +464,7 @@ def build(
 
     Parameters
     ----------
-    sources, labels, sort_by, axes, join, reader, files_per_block
+    sources, labels, sort_by, axes, join, reader, dtype, files_per_block
         As for :func:`open_stack`.
     out : path
         Where the array goes; its suffix (.npy or .zarr) chooses the format.
@@ -497,6 +504,7 @@ def build(
         "axes": axes,
         "join": join,
         "reader": reader,
+        "dtype": None if dtype is None else number_dtype(dtype),
         "files_per_block": files_per_block,
     }
     return build_listed(
@@ -734,7 +742,7 @@ def verify(
     data : bool, optional
         Compare each item's checksum (crc32c) with the index.
     inputs : bool, optional
-        Read each item's file again with NumPy or tifffile, and compare the pixels.
+        Read each item's file again with NumPy, tifffile or imagecodecs, and compare the pixels.
     sample : int, optional
         Look at so many items only, chosen at random.
     seed : int, optional

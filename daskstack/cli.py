@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import daskstack
-from daskstack.errors import SHOWN_BAD_FILES, BadFilesError, DaskstackError, StackWarning, UsageError
+from daskstack.errors import SHOWN_BAD_FILES, BadFilesError, DaskstackError, OutputExistsError, StackWarning, UsageError
 from daskstack.files import STOPS
 from daskstack.progress import in_terminal
 from daskstack.text import plural, printable, table
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ERROR, USAGE, STOPPED = 1, 2, 75
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
-STACK_OPTIONS = ("files_from", "labels", "label", "sort_by", "axes", "join", "files_per_block", "limit")
+STACK_OPTIONS = ("files_from", "labels", "label", "sort_by", "axes", "join", "dtype", "files_per_block", "limit")
 STORE_OPTIONS = (
     "threads",
     "scheduler",
@@ -117,6 +117,7 @@ def _stack_options(command: Command) -> Command:
             show_default=True,
             help="Each file is an item, or its pages (entries along axis 0) are.",
         ),
+        click.option("--dtype", metavar="NAME", help="Cast all numbers, as in float32; each must be held exactly."),
         click.option(
             "--files-per-block",
             type=click.IntRange(min=1),
@@ -208,14 +209,22 @@ def main() -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="SRC... OUT", shell_complete=_file_names)
 @click.option("--check", is_flag=True, help="Read every file's header, and name all bad files.")
 @_json_option
+@click.option("--bad", metavar="FILE", help="With --check: list all bad files in FILE, a CSV.")
 @_stack_options
 @_store_options
 @_common_options
-def plan(paths: tuple[str, ...], *, check: bool, **options: Any) -> None:
-    """Show what build would do with SRC and OUT; nothing is written."""
+def plan(paths: tuple[str, ...], *, check: bool, bad: str | None, **options: Any) -> None:
+    """Show what build would do with SRC and OUT; nothing is written but a list that --bad asks for."""
     with _reported(options):
+        if bad is not None and not check:
+            raise UsageError("--bad without --check", "give both")
+        if bad is not None and os.path.lexists(bad):
+            raise OutputExistsError(f"{bad} exists; it was not touched", "choose another name for --bad")
         *sources, out = _sources_and_out(paths, options)
-        _plan(_listing(sources, options), out, options, check=check)
+        try:
+            _plan(_listing(sources, options), out, options, check=check)
+        except BadFilesError as exc:
+            raise exc if bad is None else _with_list(exc, bad) from None
 
 
 @main.command(short_help="Make one array of many files.")
@@ -372,6 +381,16 @@ def _plan(
     _say("Nothing was written. --check reads every header first.", options | {"quiet": options["as_json"]})
 
 
+def _with_list(exc: BadFilesError, path: str) -> BadFilesError:
+    """The same report, all its files in a new CSV."""
+    from daskstack.files import write_new, writing
+    from daskstack.report import bad_files_csv
+
+    with writing(path):
+        write_new(path, bad_files_csv(exc.files))
+    return BadFilesError(exc.message, exc.advice, exc.files, path)
+
+
 def _store_arguments(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in STORE_OPTIONS}
 
@@ -427,6 +446,7 @@ def _opened(listing: Listing, options: dict[str, Any]) -> Stack:
         sort_by=options["sort_by"] or None,
         axes=options["axes"],
         join=options["join"],
+        dtype=options["dtype"],
         files_per_block=options["files_per_block"],
     )
     return limited(stack, options["limit"])

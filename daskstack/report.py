@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from daskstack import display
+from daskstack.errors import BadFileError
 from daskstack.targets import format_of
 from daskstack.text import count, duration, nbytes, plural, shape_text, shown
 
@@ -109,3 +113,18 @@ class StoreReport:
         return display.html(
             lambda: display.card(f"daskstack: {shown(self.out)}", display.rows_of(str(self))), "daskstack.StoreReport"
         )
+
+
+def bad_files_csv(bad: Sequence[BadFileError]) -> bytes:
+    r"""All bad files, a row each.
+
+    Examples
+    --------
+    >>> bad_files_csv([BadFileError("a.tif", "uint8", "uint16")])
+    b'file,problem\na.tif,"found uint8, due uint16"\n'
+    """
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["file", "problem"])
+    writer.writerows([b.path, b.problem] for b in bad)
+    return stream.getvalue().encode("utf-8", "surrogateescape")

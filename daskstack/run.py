@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import errno
-import io
 import logging
 import os
 import platform
@@ -37,7 +35,7 @@ from daskstack.progress import Progress
 from daskstack.publication import publish, recover
 from daskstack.reads import BlockRead, fill_value
 from daskstack.receipts import Receipt
-from daskstack.report import StoreReport
+from daskstack.report import StoreReport, bad_files_csv
 from daskstack.staging import Staging
 from daskstack.targets import Index
 from daskstack.tasks import BlockResult, Place, Storable
@@ -386,15 +384,11 @@ def _raise_failures(plan: StorePlan, work: Storable, held: Staging, results: lis
 
 def _write_list(folder: str, bad: Sequence[BadFileError]) -> str:
     """All bad files as a CSV in the staging folder."""
-    stream = io.StringIO(newline="")
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["file", "problem"])
-    writer.writerows([b.path, b.problem] for b in bad)
     path = os.path.join(folder, staging.BAD_FILES)
     with files.writing(path):
         with suppress(FileNotFoundError):  # of an earlier run
             os.unlink(path)
-        files.write_new(path, stream.getvalue().encode("utf-8", "surrogateescape"))
+        files.write_new(path, bad_files_csv(bad))
     return path
 
 

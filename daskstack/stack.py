@@ -216,11 +216,11 @@ class FileStack:
         return blocks.cut(rows, items, min(limit, whole_files))
 
     def scratch(self, bounds: NDArray[np.int64]) -> int:
-        """Bytes that reading a file may take beside its place in the block: it as stored, and as decoded."""
+        """Bytes that reading a file may take beside its place in the block."""
         rows = int(self.file_rows.max())
         if not isinstance(self.reader, FunctionReader):
             rows = min(rows, int(np.diff(bounds).max()))  # a function gives the whole file always
-        return 2 * rows * self.header.item_nbytes
+        return self.reader.scratch(rows, self.header, int(self.listing.sizes.max()))
 
     def block(self, start: int, stop: int) -> BlockRead:
         """What reads the items from ``start`` to ``stop``."""

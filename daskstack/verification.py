@@ -2,12 +2,13 @@
 
 The record and index beside an output (or in a Zarr group) hold the checksum of every side file and of every
 item.  Here they are compared with what lies on disk: plain reads for a ``.npy``, zarr-python for a group,
-and for the inputs a plain loop over NumPy and tifffile.
+and for the inputs a plain loop over NumPy, tifffile and imagecodecs.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from daskstack.text import count, plural, printable, shown
 
 EQUAL, DIFFERENT, UNCHECKED = 0, 1, 3
 SHOWN = 20
+BMP_FIELDS = ((10, 14), (18, 22), (22, 26), (28, 30))  # where pixels begin, width, height, bits
 AT_ONCE = 16 << 20  # bytes read at a time
 
 
@@ -252,11 +254,25 @@ class _Decoder:
             self.changed = found is not None and (str(found.st_size), str(found.st_mtime_ns)) != listed
         if isinstance(self.array, str):
             return self.array
-        array = self.array.astype(self.array.dtype.newbyteorder("="), copy=False)
+        array = _cast(self.array.astype(self.array.dtype.newbyteorder("="), copy=False), finished)
         if finished.record["join"] == "concat":
             pages = array.reshape(-1, *finished.item_shape)
             return np.ascontiguousarray(pages[int(finished.column("page")[item])])
         return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _cast(array: NDArray[Any], finished: Finished) -> NDArray[Any]:
+    """A file's numbers as the dtype that was asked for, if it holds them all; else as they are."""
+    dtype = finished.dtype
+    if "dtype" not in finished.record["options"] or array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+    if np.can_cast(array.dtype, dtype) and (array.dtype.kind == dtype.kind or array.itemsize < 8):
+        return cast
+    numbers, after = array.ravel().tolist(), cast.ravel().tolist()  # Python compares numbers of any kind exactly
+    unlike = [(a, b) for a, b in zip(numbers, after, strict=True) if a != b]
+    return cast if all(np.isnan(a) and np.isnan(b) for a, b in unlike) else array
 
 
 def _decoded(path: str) -> NDArray[Any] | str:
@@ -266,9 +282,60 @@ def _decoded(path: str) -> NDArray[Any] | str:
     try:
         if path.lower().endswith(".npy"):
             return np.asarray(np.load(path, allow_pickle=False))
+        if not path.lower().endswith((".tif", ".tiff")):
+            return _decoded_image(path)
         from tifffile import TiffFile
 
         with TiffFile(path, is_ome=False, is_mmstack=False, is_ndtiff=False) as tif:
             return np.asarray(tif.series[0].asarray())
     except Exception as exc:  # noqa: BLE001  # whatever a damaged file makes a library raise
         return f"its file cannot be read: {type(exc).__name__}: {exc}"
+
+
+def _decoded_image(path: str) -> NDArray[Any]:
+    """An image as its codec gives it, but for what the codec would make colours of."""
+    import imagecodecs
+
+    with open(path, "rb") as f:
+        data = f.read()
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix == ".png":
+        return _decoded_png(data)
+    if suffix == ".bmp":
+        return _decoded_bmp(data)
+    if suffix == ".jxl":
+        return np.asarray(imagecodecs.jpegxl_decode(data, keeporientation=True))
+    codecs = {".jp2": "jpeg2k", ".j2k": "jpeg2k", ".webp": "webp"}
+    return np.asarray(getattr(imagecodecs, f"{codecs.get(suffix, 'jpeg')}_decode")(data))
+
+
+def _decoded_png(data: bytes) -> NDArray[Any]:
+    """A PNG without its palette and key colour: the indices are decoded as grey, and fewer than 8 bits unscaled."""
+    import imagecodecs
+
+    kept, at = [data[:8]], 8
+    while at < len(data):
+        end = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        kept += [data[at:end]] if data[at + 4 : at + 8] not in (b"PLTE", b"tRNS") else []
+        at = end
+    depth, colour = kept[1][16], kept[1][17]
+    if colour == 3:
+        header = kept[1][4:17] + b"\0" + kept[1][18:21]
+        kept[1] = b"\0\0\0\x0d" + header + zlib.crc32(header).to_bytes(4, "big")
+    array = np.asarray(imagecodecs.png_decode(b"".join(kept)))
+    if depth < 8:
+        array = np.round(array * ((2**depth - 1) / 255)).astype("bool" if (depth, colour) == (1, 0) else "uint8")
+    return array
+
+
+def _decoded_bmp(data: bytes) -> NDArray[Any]:
+    """A BMP row by row."""
+    begin, width, height, bits = (int.from_bytes(data[a:b], "little", signed=True) for a, b in BMP_FIELDS)
+    length = -(-width * bits // 32) * 4
+    rows = [np.frombuffer(data, np.uint8, length, begin + k * length) for k in range(abs(height))]
+    rows = rows[::-1] if height > 0 else rows
+    if bits <= 8:
+        spread = [np.unpackbits(row).reshape(-1, bits) @ (1 << np.arange(bits)[::-1]) for row in rows]
+        return np.stack(spread)[:, :width].astype(np.uint8)
+    blue, green, red, *fourth = (np.stack(rows)[:, k : width * bits // 8 : bits // 8] for k in range(bits // 8))
+    return np.stack([red, green, blue, *fourth], axis=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import os
 import pty
@@ -404,3 +405,40 @@ def test_colours_are_for_terminals_that_want_them(frames: Path, daskstack: Run) 
     assert "\x1b" not in in_terminal("info", "nowhere", NO_COLOR="1")
     assert "\x1b" not in in_terminal("info", "nowhere", TERM="dumb")
     assert "\x1b" not in daskstack("info", "nowhere").stderr
+
+
+def test_a_list_of_all_bad_files_is_written_where_it_is_asked_for(
+    frames: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from daskstack.cli import main
+
+    for k in range(30):
+        (frames / f"bad,{k}.tif").write_bytes(b"\0")
+
+    def run(*options: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["plan", "frames", "out.npy", *options], standalone_mode=False)
+        return int(caught.value.code or 0), capsys.readouterr().err
+
+    status, said = run("--check")
+    assert status == 1
+    assert "and 10 more" in said
+    assert os.listdir(frames.parent) == ["frames"]
+    status, said = run("--check", "--bad", "bad.csv")
+    assert status == 1
+    assert said.startswith("error: 30 of 42 files are bad; nothing was written\n  frames/bad,0.tif  not a TIFF file")
+    assert "and 10 more\nlist  bad.csv\nnext  " in said
+    with open("bad.csv", newline="") as f:
+        rows = list(csv.reader(f))
+    assert rows[0] == ["file", "problem"]
+    assert [row[0] for row in rows[1:]] == [str(frames / f"bad,{k}.tif") for k in range(30)]
+    assert all(row[1].startswith("not a TIFF file: it begins with zeros") for row in rows[1:])
+    assert run("--check", "--bad", "bad.csv") == (
+        1,
+        "error: bad.csv exists; it was not touched\nnext  choose another name for --bad\n",
+    )
+    assert run("--bad", "more.csv") == (2, "error: --bad without --check\nnext  give both\n")
+    for path in frames.glob("bad*"):
+        path.unlink()
+    main(["plan", "frames", "out.npy", "--check", "--bad", "none.csv"], standalone_mode=False)
+    assert sorted(os.listdir(frames.parent)) == ["bad.csv", "frames"]

@@ -9,6 +9,7 @@ import resource
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,12 +35,22 @@ class ReaderContract:
     """What is due of every reader."""
 
     suffix: str
+    dtype = "uint16"
+    shape: tuple[int, ...] = (5, 7)
+    dtypes: tuple[str, ...] = ("uint8", "uint16", "int16", "uint32", "int32", "float32", "float64")
+    shapes: tuple[tuple[int, ...], ...] = ((1, 7), (7, 5), (1, 35), (5, 7, 1), (1, 5, 7), (10, 7))
 
     def make(self, join: Literal["stack", "concat"] = "stack") -> Reader:
         raise NotImplementedError
 
     def write(self, path: Path, array: Array) -> None:
         raise NotImplementedError
+
+    def item(self, k: int) -> Array:
+        return image(k, self.shape, self.dtype)
+
+    def room(self, items: int) -> Array:
+        return np.zeros((items, *self.shape), self.dtype)
 
     def files(self, folder: Path, arrays: list[Array]) -> list[str]:
         paths = [folder / f"f{k}{self.suffix}" for k in range(len(arrays))]
@@ -50,82 +61,65 @@ class ReaderContract:
     def refused(self, path: str, due: Header) -> BadFileError:
         """The error of a bad file between two good ones, whose pixels must be there all the same."""
         folder = Path(path).parent
-        self.write(folder / f"before{self.suffix}", image(1))
-        self.write(folder / f"after{self.suffix}", image(2))
-        out = np.zeros((3, *due.shape), due.dtype)
+        self.write(folder / f"before{self.suffix}", self.item(1))
+        self.write(folder / f"after{self.suffix}", self.item(2))
+        out = self.room(3)
         paths = [str(folder / f"before{self.suffix}"), path, str(folder / f"after{self.suffix}")]
         bad = self.make().read_into(paths, out, due)
         assert [b.path for b in bad] == [path]
-        assert np.array_equal(out[0], image(1))
-        assert np.array_equal(out[2], image(2))
+        assert np.array_equal(out[0], self.item(1))
+        assert np.array_equal(out[2], self.item(2))
         return bad[0]
 
     def due(self) -> Header:
-        return Header(1, (5, 7), np.dtype("uint16"))
+        return Header(1, self.shape, np.dtype(self.dtype), ("y", "x", "s")[: len(self.shape)])
 
     def test_probe(self, tmp_path: Path) -> None:
-        (path,) = self.files(tmp_path, [image(3, (4, 5, 6))])
-        assert self.make().probe(path).rows == 1
-        assert self.make().probe(path).shape == (4, 5, 6)
-        assert self.make().probe(path).dtype == np.dtype("uint16")
-        assert self.make().probe(path).dtype.isnative
-        joined = self.make("concat").probe(path)
-        assert (joined.rows, joined.shape) == (4, (5, 6))
+        (path,) = self.files(tmp_path, [self.item(3)])
+        found = self.make().probe(path)
+        assert (found.rows, found.shape, found.dtype) == (1, self.shape, np.dtype(self.dtype))
+        assert found.dtype.isnative
+        cast = replace(self.make(), dtype="float64").probe(path)
+        assert (cast.rows, cast.shape, cast.dtype) == (1, self.shape, np.dtype("float64"))
 
-    @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "uint32", "int32", "float32", "float64"])
-    def test_exact_values(self, tmp_path: Path, dtype: str) -> None:
-        arrays = [image(k, dtype=dtype) for k in range(3)]
-        paths = self.files(tmp_path, arrays)
-        out = np.zeros((3, 5, 7), dtype)
-        assert self.make().read_into(paths, out, self.make().probe(paths[0])) == []
-        assert np.array_equal(out, np.stack(arrays))
+    def test_exact_values(self, tmp_path: Path) -> None:
+        for dtype in self.dtypes:
+            arrays = [image(k, self.shape, dtype) for k in range(3)]
+            paths = self.files(tmp_path, arrays)
+            out = self.room(3).astype(dtype)
+            assert self.make().read_into(paths, out, self.make().probe(paths[0])) == []
+            assert np.array_equal(out, np.stack(arrays))
+            out = self.room(3).astype("float64")
+            cast = replace(self.make(), dtype="float64")
+            assert cast.read_into(paths, out, cast.probe(paths[0])) == []
+            assert np.array_equal(out, np.stack(arrays).astype("float64"))
 
     def test_one_file(self, tmp_path: Path) -> None:
-        (path,) = self.files(tmp_path, [image(9)])
-        out = np.zeros((1, 5, 7), "uint16")
+        (path,) = self.files(tmp_path, [self.item(9)])
+        out = self.room(1)
         self.make().read(path, self.due(), out)
-        assert np.array_equal(out[0], image(9))
+        assert np.array_equal(out[0], self.item(9))
 
-    def test_strided_out(self, tmp_path: Path) -> None:
-        paths = self.files(tmp_path, [image(k) for k in range(3)])
-        whole = np.zeros((6, 5, 14), "uint16")
-        assert self.make().read_into(paths, whole[::2, :, ::2], self.due()) == []
-        assert np.array_equal(whole[::2, :, ::2], np.stack([image(k) for k in range(3)]))
+    @pytest.mark.parametrize("cast", [None, "float32"])
+    def test_strided_out(self, tmp_path: Path, cast: str | None) -> None:
+        due = [self.item(k) for k in range(3)]
+        paths = self.files(tmp_path, due)
+        whole = np.zeros((6, *self.shape[:-1], 2 * self.shape[-1]), cast or self.dtype)
+        reader = replace(self.make(), dtype=cast)
+        assert reader.read_into(paths, whole[::2, ..., ::2], reader.probe(paths[0])) == []
+        assert np.array_equal(whole[::2, ..., ::2], np.stack(due))
         assert not whole[1::2].any()
-        assert not whole[:, :, 1::2].any()
+        assert not whole[..., 1::2].any()
 
-    @pytest.mark.parametrize(("start", "stop"), [(0, 6), (0, 2), (2, 5), (5, 6)])
-    def test_some_items_of_a_file(self, tmp_path: Path, start: int, stop: int) -> None:
-        stack = image(1, (6, 5, 7))
-        (path,) = self.files(tmp_path, [stack])
-        out = np.zeros((stop - start, 5, 7), "uint16")
-        due = self.make("concat").probe(path)
-        assert self.make("concat").read_into([path], out, due, [(6, start, stop)]) == []
-        assert np.array_equal(out, stack[start:stop])
+    def test_another_shape(self, tmp_path: Path) -> None:
+        for shape in self.shapes:
+            (path,) = self.files(tmp_path, [image(0, shape, self.dtype)])
+            assert f"due {self.shape} {self.dtype}" in self.refused(path, self.due()).message
 
-    def test_files_of_unequal_length_joined(self, tmp_path: Path) -> None:
-        arrays = [image(k, (n, 5, 7)) for k, n in enumerate((3, 2, 4))]
-        paths = self.files(tmp_path, arrays)
-        out = np.zeros((9, 5, 7), "uint16")
-        pieces = [(n, 0, n) for n in (3, 2, 4)]
-        assert self.make("concat").read_into(paths, out, self.make("concat").probe(paths[0]), pieces) == []
-        assert np.array_equal(out, np.concatenate(arrays))
-
-    @pytest.mark.parametrize("shape", [(1, 7), (7, 5), (1, 35), (5, 7, 1), (1, 5, 7), (10, 7)])
-    def test_another_shape(self, tmp_path: Path, shape: tuple[int, ...]) -> None:
-        (path,) = self.files(tmp_path, [image(0, shape)])
-        assert "due (5, 7) uint16" in self.refused(path, self.due()).message
-
-    @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
-    def test_another_dtype(self, tmp_path: Path, dtype: str) -> None:
-        (path,) = self.files(tmp_path, [image(0, dtype=dtype)])
-        assert self.refused(path, self.due()).problem == f"found {dtype}, due uint16"
-
-    def test_another_number_of_items_than_when_it_was_listed(self, tmp_path: Path) -> None:
-        (path,) = self.files(tmp_path, [image(0, (3, 5, 7))])
-        reader = self.make("concat")
-        bad = reader.read_into([path], np.zeros((4, 5, 7), "uint16"), reader.probe(path), [(4, 0, 4)])
-        assert [b.problem for b in bad] == ["found 3 items, due 4, as when the files were listed"]
+    def test_another_dtype(self, tmp_path: Path) -> None:
+        for dtype in {*self.dtypes} - {self.dtype}:
+            (path,) = self.files(tmp_path, [image(0, self.shape, dtype)])
+            assert self.refused(path, self.due()).problem == f"found {dtype}, due {self.dtype}"
 
     def test_empty_file(self, tmp_path: Path) -> None:
         path = tmp_path / f"empty{self.suffix}"
@@ -133,14 +127,14 @@ class ReaderContract:
         assert "0 bytes" in self.refused(str(path), self.due()).message
 
     def test_every_truncation(self, tmp_path: Path) -> None:
-        (path,) = self.files(tmp_path, [image(3)])
+        (path,) = self.files(tmp_path, [self.item(3)])
         data = Path(path).read_bytes()
-        for size in range(len(data)):
+        for size in [*range(0, len(data), 1 + len(data) // 400), len(data) - 1]:
             Path(path).write_bytes(data[:size])
-            out = np.zeros((1, 5, 7), "uint16")
+            out = self.room(1)
             bad = self.make().read_into([path], out, self.due())
             # Metadata behind the pixels may be cut without harm; then the pixels are all there.
-            assert [b.path for b in bad] == [path] or np.array_equal(out[0], image(3))
+            assert [b.path for b in bad] == [path] or np.array_equal(out[0], self.item(3))
 
     @pytest.mark.parametrize(
         "head", [b"", b"\0" * 20, b"<!DOCTYPE html><html>", b"version https://git-lfs.github.com/spec/v1\n"]
@@ -155,21 +149,33 @@ class ReaderContract:
         folder = tmp_path / f"folder{self.suffix}"
         folder.mkdir()
         self.refused(str(folder), self.due())
+        (path,) = self.files(tmp_path, [self.item(4)])
+        os.chmod(path, 0)
+        root = os.geteuid() == 0  # who may read everything, and so becomes nobody
+        if root:
+            os.seteuid(65534)
+        try:
+            bad = self.make().read_into([path], self.room(1), self.due())
+        finally:
+            if root:
+                os.seteuid(0)
+        assert [b.problem for b in bad] == ["permission denied"]
 
     def test_pickled_and_equal(self, tmp_path: Path) -> None:
-        (path,) = self.files(tmp_path, [image(4)])
+        (path,) = self.files(tmp_path, [self.item(4)])
         again: Reader = pickle.loads(pickle.dumps(self.make()))
         assert again == self.make()
+        assert again.identity() == self.make().identity() != replace(again, dtype="float64").identity()
         assert again.probe(path) == self.make().probe(path)
 
     def test_many_threads_no_descriptor_left_open(self, tmp_path: Path) -> None:
-        arrays = [image(k) for k in range(300)]
+        arrays = [self.item(k) for k in range(300)]
         paths = self.files(tmp_path, arrays)
         (tmp_path / f"empty{self.suffix}").touch()
         reader, due = self.make(), self.due()
 
         def one(k: int) -> bool:
-            out = np.zeros((1, 5, 7), "uint16")
+            out = self.room(1)
             return reader.read_into([paths[k]], out, due) == [] and np.array_equal(out[0], arrays[k])
 
         before = set(os.listdir("/proc/self/fd"))
@@ -179,13 +185,48 @@ class ReaderContract:
             with ThreadPoolExecutor(8) as pool:
                 assert all(pool.map(one, range(300)))
             for _ in range(100):
-                assert reader.read_into([str(tmp_path / f"empty{self.suffix}")], np.zeros((1, 5, 7), "uint16"), due)
+                assert reader.read_into([str(tmp_path / f"empty{self.suffix}")], self.room(1), due)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert set(os.listdir("/proc/self/fd")) == before
 
 
-class TestNpy(ReaderContract):
+class PagesContract(ReaderContract):
+    """What is due of the readers of formats whose files hold many items."""
+
+    def test_probe_of_pages(self, tmp_path: Path) -> None:
+        (path,) = self.files(tmp_path, [image(3, (4, 5, 6))])
+        assert self.make().probe(path).rows == 1
+        assert self.make().probe(path).shape == (4, 5, 6)
+        joined = self.make("concat").probe(path)
+        assert (joined.rows, joined.shape) == (4, (5, 6))
+
+    @pytest.mark.parametrize(("start", "stop"), [(0, 6), (0, 2), (2, 5), (5, 6)])
+    @pytest.mark.parametrize("cast", [None, "float32"])
+    def test_some_items_of_a_file(self, tmp_path: Path, start: int, stop: int, cast: str | None) -> None:
+        stack = image(1, (6, 5, 7))
+        (path,) = self.files(tmp_path, [stack])
+        out = np.zeros((stop - start, 5, 7), cast or "uint16")
+        reader = replace(self.make("concat"), dtype=cast)
+        assert reader.read_into([path], out, reader.probe(path), [(6, start, stop)]) == []
+        assert np.array_equal(out, stack[start:stop])
+
+    def test_files_of_unequal_length_joined(self, tmp_path: Path) -> None:
+        arrays = [image(k, (n, 5, 7)) for k, n in enumerate((3, 2, 4))]
+        paths = self.files(tmp_path, arrays)
+        out = np.zeros((9, 5, 7), "uint16")
+        pieces = [(n, 0, n) for n in (3, 2, 4)]
+        assert self.make("concat").read_into(paths, out, self.make("concat").probe(paths[0]), pieces) == []
+        assert np.array_equal(out, np.concatenate(arrays))
+
+    def test_another_number_of_items_than_when_it_was_listed(self, tmp_path: Path) -> None:
+        (path,) = self.files(tmp_path, [image(0, (3, 5, 7))])
+        reader = self.make("concat")
+        bad = reader.read_into([path], np.zeros((4, 5, 7), "uint16"), reader.probe(path), [(4, 0, 4)])
+        assert [b.problem for b in bad] == ["found 3 items, due 4, as when the files were listed"]
+
+
+class TestNpy(PagesContract):
     suffix = ".npy"
 
     def make(self, join: Literal["stack", "concat"] = "stack") -> Reader:
@@ -300,16 +341,25 @@ class TestNpy(ReaderContract):
         NpyReader().read(str(tmp_path / "x.npy"), due, out)
         assert np.array_equal(out[0], array)
 
-    @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"\0", lambda b: b + b])
-    def test_length_must_be_what_the_header_says(self, tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    @pytest.mark.parametrize(
+        ("change", "more"),
+        [
+            (lambda b: b[:-1], ""),
+            (lambda b: b + b"\0", ""),
+            (lambda b: b + b, ", several arrays one after another"),
+        ],
+    )
+    def test_length_must_be_what_the_header_says(
+        self, tmp_path: Path, change: Callable[[bytes], bytes], more: str
+    ) -> None:
         np.save(tmp_path / "x.npy", image(0))
         data = (tmp_path / "x.npy").read_bytes()
         (tmp_path / "x.npy").write_bytes(change(data))
         problem = self.refused(str(tmp_path / "x.npy"), self.due()).problem
-        assert problem == f"found {len(change(data))} bytes, due 198 for (5, 7) uint16 as its header says"
+        assert problem == f"found {len(change(data))} bytes{more}, due 198 for (5, 7) uint16 as its header says"
 
 
-class TestTiff(ReaderContract):
+class TestTiff(PagesContract):
     suffix = ".tif"
 
     def make(self, join: Literal["stack", "concat"] = "stack") -> Reader:
@@ -488,7 +538,7 @@ class TestTiff(ReaderContract):
         assert [r.getMessage() for r in caplog.records] == ["somebody else's"]
 
 
-class TestFunction(ReaderContract):
+class TestFunction(PagesContract):
     suffix = ".dat"
 
     def make(self, join: Literal["stack", "concat"] = "stack") -> Reader:
@@ -528,7 +578,7 @@ def test_readers_are_chosen_by_suffix_in_any_case() -> None:
     assert choose("A.NPY", "stack") == NpyReader()
     assert choose("a.TiFf", "concat") == TiffReader("concat")
     assert choose("a.h5", "stack", load) == FunctionReader(function=load)
-    with pytest.raises(UsageError, match=r"no reader for \.h5: a\.h5\nnext  daskstack reads \.npy, \.tif, \.tiff;"):
+    with pytest.raises(UsageError, match=r"no reader for \.h5: a\.h5\nnext  daskstack reads \.npy, \.tif, .*\.bmp;"):
         choose("a.h5", "stack")
     with pytest.raises(UsageError, match="no reader for a file without a suffix"):
         choose("a", "stack")

@@ -31,6 +31,7 @@ from typing import Any, TypeAlias
 
 import dask
 import dask.array as da
+import imagecodecs
 import numpy as np
 import pytest
 import tensorstore
@@ -1009,6 +1010,30 @@ def test_palette(folder: Path, dtype: str, shape: tuple[int, ...], options: dict
     for k in range(2):
         tiff(folder / f"lab{k}.tif", due[k], photometric="palette", colormap=colours, **options)
     gives(folder, folder, due)
+
+
+# python-pillow/Pillow#3796, imageio/imageio#982: grey of 16 bits became int32, and twice as large
+@pytest.mark.parametrize("samples", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("kind", ["png", "jpeg2k", "jpegxl"])
+@JOINS
+def test_depth_of_images(folder: Path, samples: int, dtype: str, kind: str, join: str) -> None:
+    due = frames(3, SHAPE if samples == 1 else (*SHAPE, samples), dtype)
+    suffix = {"png": ".png", "jpeg2k": ".jp2", "jpegxl": ".JXL"}[kind]
+    lossless: dict[str, dict[str, Any]] = {"png": {}, "jpeg2k": {"level": 0}, "jpegxl": {"lossless": True}}
+    for k in range(3):
+        (folder / f"{k}{suffix}").write_bytes(getattr(imagecodecs, f"{kind}_encode")(due[k], **lossless[kind]))
+    gives(folder, folder, due, join=join)
+
+
+# the same: one file of another depth among many
+@pytest.mark.parametrize(("first", "later"), [("uint16", "uint8"), ("uint8", "uint16")])
+@pytest.mark.parametrize("bad", [[1], [2, 3]])
+def test_another_depth_of_png(folder: Path, first: str, later: str, bad: list[int]) -> None:
+    for k in range(4):
+        png = imagecodecs.png_encode(frame(k, dtype=later if k in bad else first))
+        (folder / f"{k}.png").write_bytes(png)
+    refuses(folder, folder, *(f"{k}.png" for k in bad), says=[f"found {later}, due {first}"])
 
 
 STORED: list[dict[str, Any]] = [

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from daskstack import files, pictures
 from daskstack.errors import BadFileError
+from daskstack.readers.cast import WIDEST, can_hold_numbers, cast_exactly
 from daskstack.readers.layout import Layout, LayoutReader
 from daskstack.text import plural, shape_text
 
@@ -43,6 +44,10 @@ FOREIGN = (
     (b"MM\x00+", "a TIFF file under another suffix"),
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
+    (b"GIF8", "a GIF image; save its frames as PNG or TIFF files"),
+    (b"RIFF", "a WebP image or another RIFF file"),
+    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 image"),
+    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL image"),
     (b"\x89HDF", "an HDF5 file"),
     (b"\x1f\x8b", "gzip-compressed data; unpack it first"),
     (b"\x00\x05\x16\x07", "a resource fork of macOS (AppleDouble)"),
@@ -106,9 +111,12 @@ class Reader(ABC):
     ----------
     join : {"stack", "concat"}
         Whether a file is one item, or its pages (its entries along axis 0) are.
+    dtype : str, optional
+        What all numbers are cast to; each must be held exactly.  By default nothing is cast.
     """
 
     join: Join = "stack"
+    dtype: str | None = None
 
     suffixes: ClassVar[tuple[str, ...]]
     alike_in_size: ClassVar[bool] = False  # whether files of equal items are equally long as a rule
@@ -126,8 +134,14 @@ class Reader(ABC):
         """What tells one reader from another, from run to run; None where nothing does."""
         return repr(self).encode()
 
+    def scratch(self, items: int, due: Header, file_nbytes: int) -> int:
+        """Bytes that reading so many items of a file may take beside their place: as stored, and as decoded."""
+        del file_nbytes  # what is held of a file is no longer than what it becomes
+        widest = due.item_nbytes if self.dtype is None else math.prod(due.shape) * max(WIDEST, due.dtype.itemsize)
+        return 2 * items * widest
+
     def probe(self, path: str) -> Header:
-        """What the file holds, from its header alone.
+        """What the file holds, from its header alone; its numbers as they are after the cast that is asked for.
 
         Raises
         ------
@@ -135,8 +149,17 @@ class Reader(ABC):
             The file cannot be read, or is of another kind.
         """
         with _naming(path), self.open(path) as contents:
-            _check_joinable(path, contents, self.join)
-            return contents.header(self.join)
+            return self._header(path, contents)
+
+    def _header(self, path: str, contents: Contents) -> Header:
+        if self.join == "concat" and not contents.shape:
+            raise BadFileError(path, "a single value, which has no axis to join along")
+        header = contents.header(self.join)
+        if self.dtype is None or header.dtype == self.dtype:
+            return header
+        if not can_hold_numbers(header.dtype) or header.dtype.itemsize > WIDEST:
+            raise BadFileError(path, str(header.dtype), f"numbers, to be cast to {self.dtype}")
+        return replace(header, dtype=np.dtype(self.dtype))
 
     def read(self, path: str, due: Header, out: Array, start: int = 0) -> None:
         """Fill ``out`` with the items of one file from ``start`` on.
@@ -158,14 +181,16 @@ class Reader(ABC):
             It cannot be read or holds something else.
         """
         with _naming(path), self.open(path) as contents:
-            _check_joinable(path, contents, self.join)
-            check(path, contents.header(self.join), due)
-            whole = np.empty(out.shape, due.dtype) if not out.flags.c_contiguous else out
+            check(path, self._header(path, contents), due)
+            stored = contents.dtype.newbyteorder("=")
+            whole = out if out.flags.c_contiguous and stored == out.dtype else np.empty(out.shape, stored)
             if self.join == "stack":
                 contents.read(whole.reshape(contents.pages, *contents.page_shape), 0)
             else:
                 contents.read(whole, start)
-            if whole is not out:
+            if stored != out.dtype:
+                cast_exactly(path, whole, out)
+            elif whole is not out:
                 out[...] = whole
 
     def plane(self, path: str, due: Header, row: int, most_nbytes: float = math.inf) -> Array | None:
@@ -193,13 +218,13 @@ class Reader(ABC):
             It cannot be read or holds something else.
         """
         with _naming(path), self.open(path) as contents:
-            _check_joinable(path, contents, self.join)
-            check(path, contents.header(self.join), due)
+            check(path, self._header(path, contents), due)
             first, shape = pictures.pages_to_read(due.shape, due.dims, contents.page_ndim)
             if math.prod(shape) * due.dtype.itemsize > most_nbytes:
                 return None
             page = shape[len(shape) - contents.page_ndim :]
-            out = np.empty((math.prod(shape[: len(shape) - len(page)]), *page), due.dtype)
+            # As they are stored: a cast that is asked for changes no number.
+            out = np.empty((math.prod(shape[: len(shape) - len(page)]), *page), contents.dtype.newbyteorder("="))
             if out.size:
                 contents.read(out, row if self.join == "concat" else first)
             return out.reshape(shape)
@@ -237,25 +262,42 @@ class Reader(ABC):
             The files whose place in ``out`` is undefined; empty where all is well.
         """
         bad: list[BadFileError] = []
-        if not out.flags.c_contiguous:
-            fast = None
         each = pieces or [(due.rows, 0, due.rows)] * len(paths)
         stamps = stamps or [None] * len(paths)
+        alike = _Alike(fast, out, due) if fast and out.flags.c_contiguous else None
         at = 0
-        with closing(files.opened_ahead(paths) if fast else (None for _ in paths)) as opened:
+        with closing(files.opened_ahead(paths) if alike else (None for _ in paths)) as opened:
             for path, descriptor, (rows, start, stop), stamp in zip(paths, opened, each, stamps, strict=True):
                 part = out[at : at + stop - start]
                 at += stop - start
-                alike = fast is not None and rows == fast.layout.rows
-                if fast and alike and fast.read(descriptor, part, start * due.item_nbytes, stamp):
-                    continue
                 try:
+                    if alike and rows == alike.rows and alike.read(path, descriptor, part, start, stamp):
+                        continue
                     self.read(path, due if rows == due.rows else replace(due, rows=rows), part, start)
                     if stamp is not None and stamp != files.stamp(path):
                         raise BadFileError(path, "changed since it was listed")  # noqa: TRY301
                 except BadFileError as exc:
                     bad.append(exc)
         return bad
+
+
+class _Alike:
+    """Files laid out like the first one, read into their rows of a block, and cast where that is asked for."""
+
+    def __init__(self, fast: LayoutReader, out: Array, due: Header) -> None:
+        stored = fast.layout.stored.newbyteorder("=")
+        self.fast, self.rows = fast, fast.layout.rows
+        self.item_nbytes = math.prod(due.shape) * stored.itemsize
+        self.room = None if stored == out.dtype else np.empty((self.rows, *due.shape), stored)  # for one file
+
+    def read(self, path: str, descriptor: int | None, part: Array, start: int, stamp: tuple[int, int] | None) -> bool:
+        """Whether a file, whose items from ``start`` on fill ``part``, was read."""
+        stored = part if self.room is None else self.room[: len(part)]
+        if not self.fast.read(descriptor, stored, start * self.item_nbytes, stamp):
+            return False
+        if stored is not part:
+            cast_exactly(path, stored, part)
+        return True
 
 
 def dims(shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -280,11 +322,6 @@ def check(path: str, found: Header, due: Header) -> None:
         raise BadFileError(path, f"axes ({', '.join(found.dims)})", f"({', '.join(due.dims)})")
     if found.rows != due.rows:
         raise BadFileError(path, plural(found.rows, "item"), f"{due.rows}, as when the files were listed")
-
-
-def _check_joinable(path: str, contents: Contents, join: Join) -> None:
-    if join == "concat" and not contents.shape:
-        raise BadFileError(path, "a single value, which has no axis to join along")
 
 
 @contextmanager

@@ -60,9 +60,9 @@ class NpyReader(Reader):
         with open_regular(path) as (descriptor, size):
             header = read_header(path, descriptor)
             if size != header.size:
-                raise BadFileError(
-                    path, f"{size} bytes", f"{header.size} for {header.shape} {header.dtype} as its header says"
-                )
+                more = size > header.size and os.pread(descriptor, len(MAGIC), header.size) == MAGIC
+                found = f"{size} bytes{', several arrays one after another' if more else ''}"
+                raise BadFileError(path, found, f"{header.size} for {header.shape} {header.dtype} as its header says")
 
             def read(out: Array, start: int) -> None:
                 if header.fortran and len(header.shape) > 1:
