@@ -89,24 +89,6 @@ def test_kinds_of_tiff(tmp_path: Path, options: list[dict[str, Any]], taken: int
     assert both_ways(TiffReader(), paths[0], paths) == taken
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"compression": "zlib"},
-        {"tile": (16, 16)},
-        {"predictor": 2, "compression": "zlib"},
-        {"subifds": 1},
-    ],
-    ids=str,
-)
-def test_files_that_are_no_one_run_of_bytes_have_no_layout(tmp_path: Path, options: dict[str, Any]) -> None:
-    with tifffile.TiffWriter(tmp_path / "0.tif") as tif:
-        tif.write(image(0, (32, 48)), photometric="minisblack", metadata=None, **options)
-        if "subifds" in options:
-            tif.write(image(0, (16, 24)), photometric="minisblack", metadata=None, subfiletype=1)
-    assert TiffReader().layout(str(tmp_path / "0.tif")) is None
-
-
 def test_pages_in_one_run_have_a_layout_only_with_one_directory(tmp_path: Path) -> None:
     for name, options in (("pages", {"metadata": None}), ("imagej", {"imagej": True})):
         tifffile.imwrite(tmp_path / f"{name}.tif", image(0, (3, 9, 14)), photometric="minisblack", **options)

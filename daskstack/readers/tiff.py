@@ -23,6 +23,7 @@ from daskstack.files import read_at
 from daskstack.readers.base import Array, Contents, Reader, open_regular, refuse_foreign
 from daskstack.readers.layout import Layout, to_native
 from daskstack.readers.tiff_layout import read_layout, refuse_loop
+from daskstack.readers.tiff_segments import cut_of, read_segments
 from daskstack.text import shape_text
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ MAGICS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 # tifffile's letters for axes that mean something; others (unknown, sequence) get a number.
 AXES = {"T": "t", "Z": "z", "C": "c", "Y": "y", "X": "x", "S": "s"}
 MOST_RECORDS = 20
+ONE_IMAGE = ("shaped", "imagej", "uniform", "generic")  # tifffile's kinds of series that say nothing of strips
 CCITT = (2, 3, 4)  # of fax machines
 # How many bytes one stored byte stands for at most: LZW, Deflate (by two numbers), PackBits, Zstandard.
 MOST_EXPANDED = {5: 4096, 8: 1040, 32946: 1040, 32773: 64, 50000: 1 << 16}
+MOST_TILE_NBYTES = 64 << 20  # of a tile that is larger than its page
 # What tifffile warns of that says nothing of the pixels, with the reason.
 HARMLESS = (
     "imagej_metadata> raised",  # ImageJ's own tags (overlays, display ranges, texts), which no reader needs for pixels
@@ -60,13 +63,16 @@ class TiffReader(Reader):
             yield Contents(shape, dtype, page_ndim, read, dims=_dims(series.axes))
 
     def layout(self, path: str) -> Layout | None:
-        """How a file is laid out, if it has one directory and its pixels are one run of bytes, stored as they are."""
+        """How a file is laid out, if it has one directory: one run of bytes, or one image in strips or tiles."""
         with _opened(path) as (tif, series, page_ndim):
-            if series.dataoffset is None or len(tif.pages) > 1 or len(series.levels) > 1:
+            if len(tif.pages) > 1 or len(series.levels) > 1:
                 return None
-            stored = np.dtype(series.dtype).newbyteorder(tif.byteorder)
+            descriptor, stored = tif.filehandle.fileno(), np.dtype(series.dtype).newbyteorder(tif.byteorder)
             rows = 1 if self.join == "stack" else math.prod(series.shape[:-page_ndim])
-            return read_layout(tif.filehandle.fileno(), series.dataoffset, stored, rows)
+            if series.dataoffset is not None:
+                return read_layout(descriptor, series.dataoffset, stored, rows)
+            cut = cut_of(series.keyframe) if series.kind in ONE_IMAGE else None
+            return None if cut is None else read_segments(descriptor, cut, stored)
 
 
 @contextmanager
@@ -217,14 +223,28 @@ def _check_segments(path: str, number: int, page: Any, size: int) -> None:
             raise BadFileError(path, f"page {number} ends at byte {offset + length}", f"within its {size} bytes")
     if key.compression in CCITT and key.bitspersample != 1:
         raise BadFileError(path, f"page {number} of {key.bitspersample} bits", "1, as its compression is for")
-    if not key.is_tiled:
-        stored = sum(page.databytecounts)
-        bits: object = key.bitspersample  # a tuple where samples differ, whatever the annotation says
-        packed = not isinstance(bits, int) or bits % 8
-        expanded = 1 if key.compression == 1 else MOST_EXPANDED.get(key.compression, math.inf)
-        if stored * expanded < key.nbytes and not packed:
-            due = f"{key.nbytes}" if expanded == 1 else f"at least {math.ceil(key.nbytes / expanded)}"
-            raise BadFileError(path, f"page {number} has {stored} bytes of pixels", due)
+    if key.is_tiled:
+        _check_tile(path, number, key)
+    else:
+        _check_strips(path, number, sum(page.databytecounts), key)
+
+
+def _check_tile(path: str, number: int, key: TiffPage) -> None:
+    """Refuse a tile that would take far more memory than its page, before it is decoded."""
+    nbytes = key.tiledepth * key.tilelength * key.tilewidth * key.samplesperpixel * key.dtype.itemsize  # type: ignore[union-attr]
+    if nbytes > max(MOST_TILE_NBYTES, 4 * key.nbytes):
+        found = f"tiles of {key.tilelength} x {key.tilewidth} pixels in page {number} of {shape_text(key.shape)}"
+        raise BadFileError(path, found, "tiles of a sensible size")
+
+
+def _check_strips(path: str, number: int, stored: int, key: TiffPage) -> None:
+    """Refuse a page that claims more pixels than its bytes can stand for, before it is decoded."""
+    bits: object = key.bitspersample  # a tuple where samples differ, whatever the annotation says
+    packed = not isinstance(bits, int) or bits % 8
+    expanded = 1 if key.compression == 1 else MOST_EXPANDED.get(key.compression, math.inf)
+    if stored * expanded < key.nbytes and not packed:
+        due = f"{key.nbytes}" if expanded == 1 else f"at least {math.ceil(key.nbytes / expanded)}"
+        raise BadFileError(path, f"page {number} has {stored} bytes of pixels", due)
 
 
 def _read(tif: TiffFile, series: TiffPageSeries, out: Array, start: int) -> None:

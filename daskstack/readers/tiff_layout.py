@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -91,8 +91,8 @@ class Value:
 
 
 @dataclass(frozen=True)
-class TiffLayout(Layout):
-    """A directory that is the same but for offsets and free tags.
+class DirectoryLayout(Layout):
+    """A file whose one directory is the same but for offsets and free tags.
 
     Attributes
     ----------
@@ -104,12 +104,6 @@ class TiffLayout(Layout):
         The bits of the directory that must be equal, and what they are.
     values : tuple of Value
         Values outside it, or of any length.
-    strips_at : int
-        Where the entry of the strips' (or tiles') offsets has its value.
-    strips : struct.Struct format
-        How those offsets are stored.
-    steps : tuple of int
-        How far each strip is from the first.
     """
 
     form: Format
@@ -117,22 +111,22 @@ class TiffLayout(Layout):
     mask: int
     masked: int
     values: tuple[Value, ...]
-    strips_at: int
-    strips: str
-    steps: tuple[int, ...]
 
-    def locate(self, descriptor: int, head: bytearray, size: int, nbytes: int) -> int | None:
+    def directory(self, bytes_at: BytesAt, head: bytes | bytearray, size: int) -> bytes | None:
+        """The directory of another file; None where it is another.
+
+        Parameters
+        ----------
+        bytes_at : function
+            Bytes of the file from an offset on, as many as asked for, or fewer at its end.
+        head : bytes
+            Its first 16 bytes at least.
+        size : int
+            Its length in bytes.
+        """
         form = self.form
-        if len(head) < 16:
-            head = bytearray(os.pread(descriptor, 16, 0))
         if head[: len(form.magic)] != form.magic or size < len(form.magic) + form.offset.size:
             return None
-
-        def bytes_at(offset: int, count: int) -> bytes:
-            if offset + count <= len(head):
-                return bytes(head[offset : offset + count])
-            return os.pread(descriptor, count, offset)
-
         (begin,) = form.offset.unpack_from(head, len(form.magic))
         directory = bytes_at(begin, self.length) if begin + self.length <= size else b""
         if len(directory) < self.length or int.from_bytes(directory, "little") & self.mask != self.masked:
@@ -141,7 +135,7 @@ class TiffLayout(Layout):
             found = self._value(value, directory, bytes_at, size)
             if found is None or not value.agrees(found):
                 return None
-        return self._first_strip(directory, bytes_at)
+        return directory
 
     def _value(self, value: Value, directory: bytes, bytes_at: BytesAt, size: int) -> bytes | None:
         """The bytes of a value of this file; None where they are not in it."""
@@ -155,17 +149,48 @@ class TiffLayout(Layout):
             return None
         return b"" if value.rule == "any" else bytes_at(begin, length)
 
-    def _first_strip(self, directory: bytes, bytes_at: BytesAt) -> int | None:
-        stored = struct.Struct(self.form.order + self.strips)
+    def numbers(self, codes: str, directory: bytes, at: int, bytes_at: BytesAt) -> tuple[int, ...] | None:
+        """The numbers of an entry whose value stands at ``at``, in or outside the directory."""
+        stored = struct.Struct(self.form.order + codes)
         if stored.size <= self.form.offset.size:
-            offsets = stored.unpack_from(directory, self.strips_at)
-        else:
-            (at,) = self.form.offset.unpack_from(directory, self.strips_at)
-            data = bytes_at(at, stored.size)
-            if len(data) < stored.size:
-                return None
-            offsets = stored.unpack(data)
-        first = int(offsets[0])
+            return stored.unpack_from(directory, at)
+        (begin,) = self.form.offset.unpack_from(directory, at)
+        data = bytes_at(begin, stored.size)
+        return stored.unpack(data) if len(data) == stored.size else None
+
+
+@dataclass(frozen=True)
+class TiffLayout(DirectoryLayout):
+    """One run of bytes, stored as they are.
+
+    Attributes
+    ----------
+    strips_at : int
+        Where the entry of the strips' (or tiles') offsets has its value.
+    strips : struct.Struct format
+        How those offsets are stored.
+    steps : tuple of int
+        How far each strip is from the first.
+    """
+
+    strips_at: int
+    strips: str
+    steps: tuple[int, ...]
+
+    def locate(self, descriptor: int, head: bytearray, size: int, nbytes: int) -> int | None:
+        if len(head) < 16:
+            head = bytearray(os.pread(descriptor, 16, 0))
+
+        def bytes_at(offset: int, count: int) -> bytes:
+            if offset + count <= len(head):
+                return bytes(head[offset : offset + count])
+            return os.pread(descriptor, count, offset)
+
+        directory = self.directory(bytes_at, head, size)
+        offsets = directory and self.numbers(self.strips, directory, self.strips_at, bytes_at)
+        if not offsets:
+            return None
+        first = offsets[0]
         if not first or any(offset - first != step for offset, step in zip(offsets, self.steps, strict=True)):
             return None
         return first
@@ -205,6 +230,16 @@ def _format(head: bytes) -> Format:
     return Format(head[: 8 if big else 4], "<" if head.startswith(b"II") else ">", big)
 
 
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a directory: where its value stands in it, its type, its count, and the value's bytes."""
+
+    at: int
+    kind: int
+    count: int
+    data: bytes
+
+
 def read_layout(descriptor: int, skip: int, stored: np.dtype[Any], rows: int) -> TiffLayout | None:
     """How an open file with one directory is laid out; None where it is not simple enough.
 
@@ -215,6 +250,49 @@ def read_layout(descriptor: int, skip: int, stored: np.dtype[Any], rows: int) ->
     skip, stored, rows
         As for :class:`Layout`.
     """
+    found = read_directory(descriptor, frozenset((STRIP_OFFSETS, TILE_OFFSETS)))
+    if found is None:
+        return None
+    matching, places = found
+    if len(places) != 1 or skip + matching.weight > MOST_NBYTES:
+        return None
+    (place,) = places.values()
+    codes = f"{place.count}{STRIP_TYPES[place.kind]}"
+    offsets = struct.unpack(matching.form.order + codes, place.data)
+    steps = tuple(offset - offsets[0] for offset in offsets)
+    return TiffLayout(skip, stored, rows, *matching, place.at, codes, steps)
+
+
+class Matching(NamedTuple):
+    """What must be equal in another file's directory: the own attributes of :class:`DirectoryLayout`."""
+
+    form: Format
+    length: int
+    mask: int
+    masked: int
+    values: tuple[Value, ...]
+
+    @property
+    def weight(self) -> int:
+        """Bytes of it that travel."""
+        return sum(len(value.due) for value in self.values)
+
+
+def read_directory(descriptor: int, placing: frozenset[int]) -> tuple[Matching, dict[int, Entry]] | None:
+    """What an open file's first directory holds; None where an entry is of a type that is not known.
+
+    Parameters
+    ----------
+    descriptor : int
+        The file.
+    placing : frozenset of int
+        Codes of the entries that say where the pixels lie, whose values are each file's own.
+
+    Returns
+    -------
+    Matching, dict of int to Entry
+        What must be equal in other files; the entries of those codes.
+    """
     head = os.pread(descriptor, 16, 0)
     form = _format(head)
     (begin,) = form.offset.unpack_from(head, len(form.magic))
@@ -223,7 +301,7 @@ def read_layout(descriptor: int, skip: int, stored: np.dtype[Any], rows: int) ->
     directory = os.pread(descriptor, length, begin)
     mask = bytearray(b"\xff" * length)
     values: list[Value] = []
-    strips: tuple[int, str, tuple[int, ...]] | None = None
+    places: dict[int, Entry] = {}
     for at in range(form.number.size, length - form.offset.size, form.entry_size):
         code, kind, count = form.entry.unpack_from(directory, at)
         value_at = at + form.entry.size
@@ -233,23 +311,19 @@ def read_layout(descriptor: int, skip: int, stored: np.dtype[Any], rows: int) ->
         outside = count * unit > form.offset.size
         begins = form.offset.unpack_from(directory, value_at)[0]
         data = os.pread(descriptor, count * unit, begins) if outside else directory[value_at : value_at + count * unit]
-        if code in (STRIP_OFFSETS, TILE_OFFSETS):
-            if kind not in STRIP_TYPES:
+        if code in placing:
+            if kind not in STRIP_TYPES or code in places:
                 return None
-            codes = f"{count}{STRIP_TYPES[kind]}"
-            offsets = struct.unpack(form.order + codes, data)
-            strips = value_at, codes, tuple(o - offsets[0] for o in offsets)
+            places[code] = Entry(value_at, kind, count, data)
             mask[value_at : value_at + form.offset.size] = bytes(form.offset.size)
         elif outside or code in FREE:
             rule = _rule(code, data)
             values.append(Value(value_at, unit, rule, data if rule in ("equal", "imagej") else b""))
             free_from = value_at if rule == "equal" else value_at - form.offset.size  # its count may differ, too
             mask[free_from : value_at + form.offset.size] = bytes(value_at + form.offset.size - free_from)
-    if strips is None or skip + sum(len(value.due) for value in values) > MOST_NBYTES:
-        return None
     bits = int.from_bytes(mask, "little")
     masked = int.from_bytes(directory, "little") & bits
-    return TiffLayout(skip, stored, rows, form, length, bits, masked, tuple(values), *strips)
+    return Matching(form, length, bits, masked, tuple(values)), places
 
 
 def _rule(code: int, data: bytes) -> Literal["equal", "imagej", "ascii", "any"]:
