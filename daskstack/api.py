@@ -26,7 +26,7 @@ from daskstack.names import Labels
 from daskstack.opening import as_json, open_files
 from daskstack.output import Output, open_output
 from daskstack.plan import StorePlan, at_least_one, make_plan
-from daskstack.readers import SUFFIXES, Join
+from daskstack.readers import SUFFIXES, Join, parts_of_files
 from daskstack.reads import ADVICE_FILES
 from daskstack.report import StoreReport
 from daskstack.run import How, run
@@ -306,6 +306,9 @@ def open_stack(
     axes: str | Sequence[str] | None = None,
     join: Join = "stack",
     reader: Callable[[str], Any] | None = None,
+    series: int | str | None = None,
+    level: int | None = None,
+    pages: int | slice | str | None = None,
     files_per_block: int | None = None,
 ) -> Stack:
     r"""List the files and read one header; no pixels yet.
@@ -330,6 +333,13 @@ def open_stack(
         headers are read.
     reader : callable, optional
         A function from path to NumPy array, for files that daskstack does not read itself.
+    series : int or str, optional
+        Of TIFF files that hold several series of pages: which, by its number or its name.
+    level : int, optional
+        Of TIFF files with a pyramid: which resolution; 0, the full one, by default.
+    pages : int, slice or str, optional
+        Of TIFF files: which of their pages, counted from 0; a number, whose page has no axis of its own,
+        or a slice, as text "0:10:2".
     files_per_block : int, optional
         Files that one delayed read takes; by default as many as make 16 MiB.
 
@@ -363,6 +373,7 @@ def open_stack(
         join=join,
         reader=reader,
         files_per_block=files_per_block,
+        parts=parts_of_files(series, level, pages),
     )
 
 
@@ -387,6 +398,9 @@ def build(
     axes: str | Sequence[str] | None = None,
     join: Join = "stack",
     reader: Callable[[str], Any] | None = None,
+    series: int | str | None = None,
+    level: int | None = None,
+    pages: int | slice | str | None = None,
     files_per_block: int | None = None,
     limit: int | None = None,
     progress: bool | None = None,
@@ -401,7 +415,7 @@ def build(
 
     Parameters
     ----------
-    sources, labels, sort_by, axes, join, reader, files_per_block
+    sources, labels, sort_by, axes, join, reader, series, level, pages, files_per_block
         As for :func:`open_stack`.
     out : path
         Where the array goes; its suffix (.npy or .zarr) chooses the format.
@@ -441,6 +455,9 @@ def build(
         "axes": axes,
         "join": join,
         "reader": reader,
+        "series": series,
+        "level": level,
+        "pages": pages,
         "files_per_block": files_per_block,
     }
     return build_listed(

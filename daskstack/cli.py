@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 ERROR, USAGE, STOPPED = 1, 2, 75
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
-STACK_OPTIONS = ("files_from", "labels", "label", "sort_by", "axes", "join", "files_per_block", "limit")
+PART_OPTIONS = ("series", "level", "pages")
+STACK_OPTIONS = ("files_from", "labels", "label", "sort_by", "axes", "join", *PART_OPTIONS, "files_per_block", "limit")
 STORE_OPTIONS = (
     "threads",
     "scheduler",
@@ -70,6 +71,11 @@ def _number(_: click.Context, __: click.Parameter, text: str | None) -> int | No
     return None if text is None else int(text)
 
 
+def _number_or_name(_: click.Context, __: click.Parameter, text: str | None) -> int | str | None:
+    """A whole number, or a text that is none."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text
+
+
 def _stack_options(command: Command) -> Command:
     """The options that say which files, in which order, as what."""
     options = [
@@ -103,6 +109,13 @@ def _stack_options(command: Command) -> Command:
             show_default=True,
             help="Each file is an item, or its pages (entries along axis 0) are.",
         ),
+        click.option(
+            "--series", metavar="N|NAME", callback=_number_or_name, help="TIFF: which series of pages each file's is."
+        ),
+        click.option(
+            "--level", type=click.IntRange(min=0), metavar="N", help="TIFF: which resolution of a pyramid; default 0."
+        ),
+        click.option("--pages", metavar="N|SLICE", help="TIFF: which pages of each file, as in 3 or 0:10:2."),
         click.option(
             "--files-per-block",
             type=click.IntRange(min=1),
@@ -374,6 +387,7 @@ def _opened(listing: Listing, options: dict[str, Any]) -> Stack:
         sort_by=options["sort_by"] or None,
         axes=options["axes"],
         join=options["join"],
+        **{name: options[name] for name in PART_OPTIONS},
         files_per_block=options["files_per_block"],
     )
     return limited(stack, options["limit"])

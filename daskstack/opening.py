@@ -34,8 +34,11 @@ def open_files(
     join: Join,
     reader: Callable[[str], Any] | None,
     files_per_block: int | None,
+    parts: Mapping[str, Any],
 ) -> S:
     """The stack of the listed files: one header is read, or all of them where files are joined.
+
+    ``parts`` says what part of each file is read, as :func:`daskstack.readers.parts_of_files` gives it.
 
     Raises
     ------
@@ -46,7 +49,7 @@ def open_files(
     UsageError
         The files are of several formats, or an option makes no sense.
     """
-    reads = _one_reader(listing, join, reader)
+    reads = _one_reader(listing, join, reader, parts)
     arrays = read_labels(listing.below, labels, () if labels is None else names_of(listing))
     if sort_by is not None:
         order = sort_order(arrays, sort_by)
@@ -88,7 +91,9 @@ def open_files(
         grid=grid or (len(file_of),),
         files_per_block=files_per_block,
         layout=_layout(reads, header_from),
-        options=_options(labels=labels, sort_by=sort_by, axes=names, reader=reader, files_per_block=files_per_block),
+        options=_options(
+            labels=labels, sort_by=sort_by, axes=names, reader=reader, files_per_block=files_per_block, **parts
+        ),
     )
 
 
@@ -149,11 +154,13 @@ def _layout(reader: Reader, path: str) -> Layout | None:
         return None
 
 
-def _one_reader(listing: Listing, join: Join, function: Callable[[str], Any] | None) -> Reader:
+def _one_reader(
+    listing: Listing, join: Join, function: Callable[[str], Any] | None, parts: Mapping[str, Any]
+) -> Reader:
     """The reader of all files; files of several formats are hardly meant."""
     if function is not None and not callable(function):
         raise UsageError(f"reader is {type(function).__name__}", "give a function from path to array")
-    first = choose(listing.paths[0], join, function)
+    first = choose(listing.paths[0], join, function, **parts)
     others = [p for p in listing.paths if not p.lower().endswith(first.suffixes)]
     if function is None and others:
         raise UsageError(

@@ -23,9 +23,13 @@ DESCRIPTION, STRIP_OFFSETS, DATE_TIME, TILE_OFFSETS = 270, 273, 306, 324
 # Tags that say nothing of the pixels: resolution, date and time, ImageJ's own metadata (two tags).
 FREE = frozenset({282, 283, DATE_TIME, 50838, 50839})
 SUB_DIRECTORIES = 330
+# Width, length, bits, compression, photometric, fill order, samples, rows a strip, planes, predictor, tiles (two tags),
+# format, depths (two).
+DECISIVE = frozenset((256, 257, 258, 259, 262, 266, 277, 278, 284, 317, 322, 323, 339, 32997, 32998))
 MOST_ENTRIES = 1 << 16  # of a directory; tifffile refuses more than 4096
 STRIP_TYPES = {3: "H", 4: "I", 16: "Q"}  # SHORT, LONG, LONG8
 MOST_NBYTES = 1 << 16  # a layout travels with every block, and what lies before the pixels is read from each file
+MOST_TABLE_NBYTES = 1 << 26  # of the offsets of a page's tiles
 TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 BytesAt: TypeAlias = Callable[[int, int], bytes]
 _DISPLAY_RANGE = re.compile(rb"^(min|max)=[-+.eE\d]*\n", re.MULTILINE)  # as ImageJ writes them for each image
@@ -196,33 +200,71 @@ class TiffLayout(DirectoryLayout):
         return first
 
 
-def refuse_loop(path: str, descriptor: int, head: bytes) -> None:
+class Page(NamedTuple):
+    """What a directory says: the entries that decide how its pixels are stored, and where its strips or tiles lie."""
+
+    decisive: tuple[tuple[int, int, int, bytes], ...]
+    strips: tuple[int, ...]
+
+    @property
+    def steps(self) -> list[int]:
+        """How far each strip is from the first."""
+        return [offset - self.strips[0] for offset in self.strips]
+
+
+def read_chain(path: str, descriptor: int, head: bytes) -> list[Page]:
     """Follow the chain of directories once, since tifffile follows one that comes back for ever.
+
+    Returns
+    -------
+    list of Page
+        One a directory, as far as they can be read.
 
     Raises
     ------
     BadFileError
         It comes back to a directory that it had.
     """
+    chain: list[Page] = []
     if len(head) < 16:
-        return
+        return chain
     form = _format(head)
     seen: dict[int, int] = {}
     data, at = head, len(form.magic)
     while len(data) >= at + form.offset.size:
         (begin,) = form.offset.unpack_from(data, at)
         if not begin:
-            return
+            break
         if begin in seen:
             raise BadFileError(path, f"a chain of pages that comes back to page {seen[begin]}")
         seen[begin] = len(seen)
         number = os.pread(descriptor, form.number.size, begin)
         if len(number) < form.number.size:
-            return
+            break
         (entries,) = form.number.unpack(number)
         if entries > MOST_ENTRIES:
-            return
-        data, at = os.pread(descriptor, form.offset.size, begin + form.number.size + entries * form.entry_size), 0
+            break
+        at = entries * form.entry_size
+        data = os.pread(descriptor, at + form.offset.size, begin + form.number.size)
+        if len(data) >= at:
+            chain.append(_page(form, data[:at], descriptor))
+    return chain
+
+
+def _page(form: Format, entries: bytes, descriptor: int) -> Page:
+    decisive, strips = [], ()
+    for code, kind, count, value in struct.iter_unpack(f"{form.entry.format}{form.offset.size}s", entries):
+        if code not in DECISIVE and code not in (STRIP_OFFSETS, TILE_OFFSETS):
+            continue
+        length = count * TYPE_SIZES.get(kind, 0)
+        data = value[:length]
+        if length > form.offset.size:
+            data = os.pread(descriptor, min(length, MOST_TABLE_NBYTES), *form.offset.unpack(value))
+        if code in DECISIVE:
+            decisive.append((code, kind, count, data))
+        elif kind in STRIP_TYPES and len(data) == length:
+            strips = struct.unpack(f"{form.order}{count}{STRIP_TYPES[kind]}", data)
+    return Page(tuple(decisive), strips)
 
 
 def _format(head: bytes) -> Format:
