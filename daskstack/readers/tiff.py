@@ -112,11 +112,14 @@ class TiffReader(Reader):
             chain = read_chain(path, descriptor, head)
             with os.fdopen(descriptor, "rb", closefd=False) as handle, _strict(path) as said:
                 tif = _parsed(handle, os.path.basename(path), said)
-                whole = _chosen_series(path, tif, self.series)
-                series = _chosen_level(path, whole, self.level)
-                held = len(tif.pages) if self.series is None else len(series)
-                page_ndim = _check_pages(path, series, size, held=held, levels=len(whole.levels))
-                _check_frames(path, tif, series, chain)
+                try:
+                    whole = _chosen_series(path, tif, self.series)
+                    series = _chosen_level(path, whole, self.level)
+                    held = len(tif.pages) if self.series is None else len(series)
+                    page_ndim = _check_pages(path, series, size, held=held, levels=len(whole.levels))
+                    _check_frames(path, tif, series, chain)
+                except RuntimeError as exc:  # tifffile's "incompatible keyframe"
+                    raise BadFileError(path, f"not all pages are stored as page 0 is ({exc})") from exc
                 _refuse_logged(path, said)
                 yield tif, series, page_ndim
 
@@ -345,13 +348,14 @@ def _check_frames(path: str, tif: TiffFile, series: TiffPageSeries, chain: Seque
             raise BadFileError(path, f"pages of level {key.treeindex[-1] + 1} are stored in several ways")
         return
     if len(series) > 1:
-        frames = [(k, one.index) for k, one in enumerate(series) if one is not None and one.keyframe is not one]
+        own = start is None  # then a page with a directory of its own is read along that
+        frames = [(k, p.index) for k, p in enumerate(series) if p is not None and not (own and p.keyframe is p)]
     else:  # tifffile takes the directory of the first page for all
         last = min(len(tif.pages), key.index + series.size // key.size)
         frames = list(enumerate(range(key.index, last)))
     for number, index in frames:
         page, first = chain[index], chain[key.index]
-        if page.decisive != first.decisive and tif.pages.get(index).aspage().hash != key.hash:
+        if page.decisive != first.decisive:
             raise BadFileError(path, f"page {index} is stored in another way than page {key.index}")
         if key.is_contiguous and page.steps != first.steps:
             raise BadFileError(path, f"page {index} has its strips in another order than page {key.index}")
@@ -371,6 +375,8 @@ def _check_segments(path: str, number: int, page: Any, size: int) -> None:
             raise BadFileError(path, f"page {number} ends at byte {offset + length}", f"within its {size} bytes")
     if key.compression in CCITT and key.bitspersample != 1:
         raise BadFileError(path, f"page {number} of {key.bitspersample} bits", "1, as its compression is for")
+    if key.bitspersample == 24 and key.dtype is not None and key.dtype.kind != "f":
+        raise BadFileError(path, f"page {number} of 24-bit integers", "8, 16 or 32: readers differ in their byte order")
     if key.is_tiled:
         _check_tile(path, number, key)
     else:

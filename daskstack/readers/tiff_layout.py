@@ -25,6 +25,7 @@ FREE = frozenset({282, 283, DATE_TIME, 50838, 50839})
 SUB_DIRECTORIES = 330
 # Width, length, bits, compression, photometric, fill order, samples, rows a strip, planes, predictor, tiles (two tags),
 # format, depths (two).
+ONE_BY_DEFAULT = (258, 259, 266, 277, 284, 317, 339)
 DECISIVE = frozenset((256, 257, 258, 259, 262, 266, 277, 278, 284, 317, 322, 323, 339, 32997, 32998))
 MOST_ENTRIES = 1 << 16  # of a directory; tifffile refuses more than 4096
 STRIP_TYPES = {3: "H", 4: "I", 16: "Q"}  # SHORT, LONG, LONG8
@@ -203,7 +204,7 @@ class TiffLayout(DirectoryLayout):
 class Page(NamedTuple):
     """What a directory says: the entries that decide how its pixels are stored, and where its strips or tiles lie."""
 
-    decisive: tuple[tuple[int, int, int, bytes], ...]
+    decisive: dict[int, tuple[int, ...]]
     strips: tuple[int, ...]
 
     @property
@@ -252,19 +253,23 @@ def read_chain(path: str, descriptor: int, head: bytes) -> list[Page]:
 
 
 def _page(form: Format, entries: bytes, descriptor: int) -> Page:
-    decisive, strips = [], ()
+    decisive: dict[int, tuple[int, ...]] = dict.fromkeys(ONE_BY_DEFAULT, (1,))
+    strips: tuple[int, ...] = ()
     for code, kind, count, value in struct.iter_unpack(f"{form.entry.format}{form.offset.size}s", entries):
-        if code not in DECISIVE and code not in (STRIP_OFFSETS, TILE_OFFSETS):
+        if kind not in STRIP_TYPES or (code not in DECISIVE and code not in (STRIP_OFFSETS, TILE_OFFSETS)):
             continue
-        length = count * TYPE_SIZES.get(kind, 0)
+        length = count * TYPE_SIZES[kind]
         data = value[:length]
         if length > form.offset.size:
             data = os.pread(descriptor, min(length, MOST_TABLE_NBYTES), *form.offset.unpack(value))
+        if len(data) < length:
+            continue
+        numbers = struct.unpack(f"{form.order}{count}{STRIP_TYPES[kind]}", data)
         if code in DECISIVE:
-            decisive.append((code, kind, count, data))
-        elif kind in STRIP_TYPES and len(data) == length:
-            strips = struct.unpack(f"{form.order}{count}{STRIP_TYPES[kind]}", data)
-    return Page(tuple(decisive), strips)
+            decisive[code] = numbers
+        else:
+            strips = numbers
+    return Page(decisive, strips)
 
 
 def _format(head: bytes) -> Format:
