@@ -40,19 +40,23 @@ def equal(found: Array, due: Array) -> bool:
     return (found.dtype, found.shape, found.tobytes()) == (due.dtype, due.shape, due.tobytes())
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 6, 10, 12, 14, 31])
-@pytest.mark.parametrize("byteorder", "<>")
-def test_packed_integers(tmp_path: Path, bits: int, byteorder: Any) -> None:
+def packed(path: Path, values: Array, bits: int, byteorder: str) -> None:
     """Most significant bit first, each row from a new byte on; packed here without tifffile."""
-    due = np.random.default_rng(bits).integers(0, 1 << bits, (5, 7))
-    rows = ["".join(f"{v:0{bits}b}" for v in row) for row in due.tolist()]
-    packed = b"".join(int(r.ljust(-len(r) % 8 + len(r), "0"), 2).to_bytes(-(-len(r) // 8), "big") for r in rows)
-    entries = {256: 7, 257: 5, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: 5, 279: len(packed)}
+    rows = ["".join(f"{v:0{bits}b}" for v in row) for row in values.tolist()]
+    data = b"".join(int(r.ljust(-len(r) % 8 + len(r), "0"), 2).to_bytes(-(-len(r) // 8), "big") for r in rows)
+    length, width = values.shape
+    entries = {256: width, 257: length, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: length, 279: len(data)}
     directory = struct.pack(f"{byteorder}H", len(entries))
     directory += b"".join(struct.pack(f"{byteorder}HHII", code, 4, 1, value) for code, value in entries.items())
     magic = b"II*\0" if byteorder == "<" else b"MM\0*"
-    head = magic + struct.pack(f"{byteorder}I", 8 + len(packed))
-    (tmp_path / "x.tif").write_bytes(head + packed + directory + bytes(4))
+    path.write_bytes(magic + struct.pack(f"{byteorder}I", 8 + len(data)) + data + directory + bytes(4))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 6, 10, 12, 14, 31])
+@pytest.mark.parametrize("byteorder", "<>")
+def test_packed_integers(tmp_path: Path, bits: int, byteorder: str) -> None:
+    due = np.random.default_rng(bits).integers(0, 1 << bits, (5, 7))
+    packed(tmp_path / "x.tif", due, bits, byteorder)
     found = read(tmp_path / "x.tif")
     assert found.dtype == ("bool" if bits == 1 else "uint8" if bits <= 8 else "uint16" if bits <= 16 else "uint32")
     assert np.array_equal(found, due)
@@ -84,9 +88,9 @@ def test_a_second_reader_agrees(tmp_path: Path, compression: str | None, dtype: 
 
 
 @pytest.mark.parametrize("byteorder", "<>")
-def test_integers_of_24_bits_are_refused(tmp_path: Path, byteorder: Any) -> None:
+def test_integers_of_24_bits_are_refused(tmp_path: Path, byteorder: str) -> None:
     """imagecodecs takes big-endian ones for others, and libtiff little-endian ones for others than tifffile."""
-    tifffile.imwrite(tmp_path / "x.tif", image(0, dtype="uint32"), bitspersample=24, byteorder=byteorder, **GREY)
+    packed(tmp_path / "x.tif", image(0), 24, byteorder)
     assert refused(tmp_path / "x.tif").startswith("found page 0 of 24-bit integers, due 8, 16 or 32: ")
 
 

@@ -352,7 +352,7 @@ def _check_frames(path: str, tif: TiffFile, series: TiffPageSeries, chain: Seque
         frames = [(k, p.index) for k, p in enumerate(series) if p is not None and not (own and p.keyframe is p)]
     else:  # tifffile takes the directory of the first page for all
         last = min(len(tif.pages), key.index + series.size // key.size)
-        frames = list(enumerate(range(key.index, last)))
+        frames = list(enumerate(range(key.index, last)))[1:]
     for number, index in frames:
         page, first = chain[index], chain[key.index]
         if page.decisive != first.decisive:
