@@ -28,7 +28,7 @@ from daskstack.names import Labels
 from daskstack.opening import as_json, open_files
 from daskstack.output import Output, open_output
 from daskstack.plan import StorePlan, at_least_one, make_plan
-from daskstack.readers import SUFFIXES, Join, number_dtype
+from daskstack.readers import SUFFIXES, Join, number_dtype, parts_of_files
 from daskstack.reads import ADVICE_FILES
 from daskstack.report import StoreReport
 from daskstack.run import How, run
@@ -364,6 +364,9 @@ def open_stack(
     join: Join = "stack",
     reader: Callable[[str], Any] | None = None,
     dtype: npt.DTypeLike | None = None,
+    series: int | str | None = None,
+    level: int | None = None,
+    pages: int | slice | str | None = None,
     files_per_block: int | None = None,
 ) -> Stack:
     r"""List the files and read one header; no pixels yet.
@@ -391,6 +394,13 @@ def open_stack(
     dtype : dtype, optional
         Cast all numbers to it; files may then differ in theirs.  A number that it does not hold exactly
         (300 in uint8, 0.5 in any integer) makes its file a bad one.  By default nothing is cast.
+    series : int or str, optional
+        Of TIFF files that hold several series of pages: which, by its number or its name.
+    level : int, optional
+        Of TIFF files with a pyramid: which resolution; 0, the full one, by default.
+    pages : int, slice or str, optional
+        Of TIFF files: which of their pages, counted from 0; a number, whose page has no axis of its own,
+        or a slice, as text "0:10:2".
     files_per_block : int, optional
         Files that one delayed read takes; by default as many as make 16 MiB.
 
@@ -425,6 +435,7 @@ def open_stack(
         reader=reader,
         dtype=dtype,
         files_per_block=files_per_block,
+        parts=parts_of_files(series, level, pages),
     )
 
 
@@ -450,6 +461,9 @@ def build(
     join: Join = "stack",
     reader: Callable[[str], Any] | None = None,
     dtype: npt.DTypeLike | None = None,
+    series: int | str | None = None,
+    level: int | None = None,
+    pages: int | slice | str | None = None,
     files_per_block: int | None = None,
     limit: int | None = None,
     progress: bool | None = None,
@@ -464,7 +478,7 @@ def build(
 
     Parameters
     ----------
-    sources, labels, sort_by, axes, join, reader, dtype, files_per_block
+    sources, labels, sort_by, axes, join, reader, dtype, series, level, pages, files_per_block
         As for :func:`open_stack`.
     out : path
         Where the array goes; its suffix (.npy or .zarr) chooses the format.
@@ -505,6 +519,9 @@ def build(
         "join": join,
         "reader": reader,
         "dtype": None if dtype is None else number_dtype(dtype),
+        "series": series,
+        "level": level,
+        "pages": pages,
         "files_per_block": files_per_block,
     }
     return build_listed(

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 ERROR, USAGE, STOPPED = 1, 2, 75
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
-STACK_OPTIONS = ("files_from", "labels", "label", "sort_by", "axes", "join", "dtype", "files_per_block", "limit")
+PART_OPTIONS = ("series", "level", "pages")
+READ_OPTIONS = ("dtype", *PART_OPTIONS)
+STACK_OPTIONS = ("files_from", "labels", "label", "sort_by", "axes", "join", *READ_OPTIONS, "files_per_block", "limit")
 STORE_OPTIONS = (
     "threads",
     "scheduler",
@@ -83,6 +85,11 @@ def _file_names(_: click.Context, __: click.Parameter, begun: str) -> list[Compl
     return [CompletionItem(begun, type="file")]
 
 
+def _number_or_name(_: click.Context, __: click.Parameter, text: str | None) -> int | str | None:
+    """A whole number, or a text that is none."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text
+
+
 def _stack_options(command: Command) -> Command:
     """The options that say which files, in which order, as what."""
     options = [
@@ -118,6 +125,13 @@ def _stack_options(command: Command) -> Command:
             help="Each file is an item, or its pages (entries along axis 0) are.",
         ),
         click.option("--dtype", metavar="NAME", help="Cast all numbers, as in float32; each must be held exactly."),
+        click.option(
+            "--series", metavar="N|NAME", callback=_number_or_name, help="TIFF: which series of pages each file's is."
+        ),
+        click.option(
+            "--level", type=click.IntRange(min=0), metavar="N", help="TIFF: which resolution of a pyramid; default 0."
+        ),
+        click.option("--pages", metavar="N|SLICE", help="TIFF: which pages of each file, as in 3 or 0:10:2."),
         click.option(
             "--files-per-block",
             type=click.IntRange(min=1),
@@ -446,7 +460,7 @@ def _opened(listing: Listing, options: dict[str, Any]) -> Stack:
         sort_by=options["sort_by"] or None,
         axes=options["axes"],
         join=options["join"],
-        dtype=options["dtype"],
+        **{name: options[name] for name in READ_OPTIONS},
         files_per_block=options["files_per_block"],
     )
     return limited(stack, options["limit"])

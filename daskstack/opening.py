@@ -36,8 +36,11 @@ def open_files(
     reader: Callable[[str], Any] | None,
     dtype: npt.DTypeLike | None,
     files_per_block: int | None,
+    parts: Mapping[str, Any],
 ) -> S:
     """The stack of the listed files: one header is read, or all of them where files are joined.
+
+    ``parts`` says what part of each file is read, as :func:`daskstack.readers.parts_of_files` gives it.
 
     Raises
     ------
@@ -48,7 +51,7 @@ def open_files(
     UsageError
         The files are of several formats, or an option makes no sense.
     """
-    reads = _one_reader(listing, join, reader, dtype)
+    reads = _one_reader(listing, join, reader, dtype, parts)
     arrays = read_labels(listing.below, labels, () if labels is None else names_of(listing))
     if sort_by is not None:
         order = sort_order(arrays, sort_by)
@@ -97,6 +100,7 @@ def open_files(
             reader=reader,
             dtype=reads.dtype,
             files_per_block=files_per_block,
+            **parts,
         ),
     )
 
@@ -159,12 +163,16 @@ def _layout(reader: Reader, path: str) -> Layout | None:
 
 
 def _one_reader(
-    listing: Listing, join: Join, function: Callable[[str], Any] | None, dtype: npt.DTypeLike | None
+    listing: Listing,
+    join: Join,
+    function: Callable[[str], Any] | None,
+    dtype: npt.DTypeLike | None,
+    parts: Mapping[str, Any],
 ) -> Reader:
     """The reader of all files; files of several formats are hardly meant."""
     if function is not None and not callable(function):
         raise UsageError(f"reader is {type(function).__name__}", "give a function from path to array")
-    first = choose(listing.paths[0], join, function, dtype)
+    first = choose(listing.paths[0], join, function, dtype, **parts)
     others = [p for p in listing.paths if not p.lower().endswith(first.suffixes)]
     if function is None and others:
         raise UsageError(

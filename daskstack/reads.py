@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack.errors import BadFileError, BadFilesError
-from daskstack.readers import FunctionReader, Header, Layout, LayoutReader, Reader
+from daskstack.readers import FunctionReader, Header, Layout, Reader
 from daskstack.text import plural
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class BlockRead:
         out = np.empty((self.items, *self.due.shape), self.due.dtype)
         pieces = None if self.pieces is None else [(int(r), int(a), int(b)) for r, a, b in self.pieces]
         stamps = unpacked_stamps(self.stamps)
-        fast = None if self.layout is None else LayoutReader(self.layout)
+        fast = None if self.layout is None else self.layout.reader()
         paths = self.paths
         bad = self.reader.read_into(paths, out, self.due, pieces, fast, stamps=stamps)
         alike = len(paths) if isinstance(self.reader, FunctionReader) else fast.taken if fast else 0

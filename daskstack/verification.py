@@ -7,6 +7,8 @@ and for the inputs a plain loop over NumPy, tifffile and imagecodecs.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import zlib
 from collections.abc import Iterator
@@ -248,7 +250,7 @@ class _Decoder:
         finished = self.finished
         path = os.path.join(finished.record["root"], finished.file_of(item))
         if path != self.path:
-            self.path, self.array = path, _decoded(path)
+            self.path, self.array = path, _decoded(path, finished.record["options"])
             found = os.stat(path) if os.path.exists(path) else None
             listed = (finished.column("size")[item], finished.column("mtime")[item])
             self.changed = found is not None and (str(found.st_size), str(found.st_mtime_ns)) != listed
@@ -275,8 +277,8 @@ def _cast(array: NDArray[Any], finished: Finished) -> NDArray[Any]:
     return cast if all(np.isnan(a) and np.isnan(b) for a, b in unlike) else array
 
 
-def _decoded(path: str) -> NDArray[Any] | str:
-    """A file's array as its library gives it, or why there is none."""
+def _decoded(path: str, options: dict[str, Any]) -> NDArray[Any] | str:
+    """A file's array, or the part of it that was asked for, as its library gives it; or why there is none."""
     if not os.path.isfile(path):
         return "its file is not there any more" if not os.path.lexists(path) else "it is no regular file any more"
     try:
@@ -284,10 +286,7 @@ def _decoded(path: str) -> NDArray[Any] | str:
             return np.asarray(np.load(path, allow_pickle=False))
         if not path.lower().endswith((".tif", ".tiff")):
             return _decoded_image(path)
-        from tifffile import TiffFile
-
-        with TiffFile(path, is_ome=False, is_mmstack=False, is_ndtiff=False) as tif:
-            return np.asarray(tif.series[0].asarray())
+        return _decoded_tiff(path, **{name: options.get(name) for name in ("series", "level", "pages")})
     except Exception as exc:  # noqa: BLE001  # whatever a damaged file makes a library raise
         return f"its file cannot be read: {type(exc).__name__}: {exc}"
 
@@ -339,3 +338,39 @@ def _decoded_bmp(data: bytes) -> NDArray[Any]:
         return np.stack(spread)[:, :width].astype(np.uint8)
     blue, green, red, *fourth = (np.stack(rows)[:, k : width * bits // 8 : bits // 8] for k in range(bits // 8))
     return np.stack([red, green, blue, *fourth], axis=-1)
+
+
+def _decoded_tiff(
+    path: str, *, series: int | str | None, level: int | None, pages: str | None, ome: bool | None = None
+) -> NDArray[Any]:
+    """A series of pages; of an OME-TIFF whose description is not of its own pages alone, as if it had none."""
+    from tifffile import TiffFile
+
+    flags: dict[str, Any] = {"is_ome": ome, "is_mmstack": False, "is_ndtiff": False, "is_mdgel": False}
+    with TiffFile(path, _multifile=False, **flags) as tif:
+        if tif.is_ome and _tells_of_others(tif):
+            return _decoded_tiff(path, series=series, level=level, pages=pages, ome=False)
+        numbers = {one.name: k for k, one in enumerate(tif.series)}
+        chosen = tif.series[numbers[series] if isinstance(series, str) else series or 0].levels[level or 0]
+        array = np.asarray(tif.asarray(series=chosen))
+        if pages is None:
+            return array
+        size, ndim = chosen.keyframe.size, chosen.keyframe.ndim
+        while math.prod(array.shape[array.ndim - ndim :]) < size:  # axes of length 1 within a page
+            ndim += 1
+        array = array.reshape(-1, *array.shape[array.ndim - ndim :])
+        ends = [int(end) if end else None for end in pages.split(":")]
+        return np.asarray(array[slice(*ends) if len(ends) > 1 else ends[0]])
+
+
+def _tells_of_others(tif: Any) -> bool:
+    """Whether an OME description misses pages of the file, or tells of more than there are."""
+    logger = logging.getLogger("tifffile")
+    before, logger.disabled = logger.disabled, True  # that pages are missing is what is asked here
+    try:
+        held = [None if page is None else page.index for series in tif.series for page in series]
+    except Exception:  # noqa: BLE001  # whatever odd XML leads to
+        return True
+    finally:
+        logger.disabled = before
+    return any(series.kind != "ome" for series in tif.series) or set(held) != set(range(len(tif.pages)))

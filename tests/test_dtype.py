@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 import daskstack
 from daskstack.errors import BadFileError, BadFilesError, OutputError, UsageError
-from daskstack.readers import LayoutReader, NpyReader
+from daskstack.readers import NpyReader
 from daskstack.readers.cast import cast_exactly
 
 NUMBERS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -175,7 +175,7 @@ def test_files_laid_out_alike_are_cast_and_checked_the_same_way(tmp_path: Path, 
     stack = daskstack.open_stack(tmp_path, dtype="int16")
     assert stack.layout is not None
     out = np.zeros((4, 5, 7), "int16")
-    fast = LayoutReader(stack.layout) if quick else None
+    fast = stack.layout.reader() if quick else None
     bad = stack.reader.read_into(stack.files, out, stack.header, fast=fast)
     due = "due what int16 holds exactly, as dtype=int16 asks for"
     assert [b.message.partition("  ")[2] for b in bad] == [f"found the value 40000 at (3, 4), {due}"]

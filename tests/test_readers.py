@@ -434,7 +434,8 @@ class TestTiff(PagesContract):
     def test_a_page_of_another_size_is_no_small_matter(self, tmp_path: Path) -> None:
         self.pages(tmp_path / "x.tif", [image(0), image(1, (6, 7)), image(2)])
         message = self.refused(str(tmp_path / "x.tif"), self.due()).problem
-        assert message == "found page 1 (6, 7) uint16, due (5, 7) uint16, as page 0"
+        choice = "or choose one by series=: 0 (2, 5, 7) uint16, 1 (6, 7) uint16"
+        assert message == f"found page 1 (6, 7) uint16, due (5, 7) uint16, as page 0; {choice}"
 
     def test_a_chain_of_pages_that_breaks_off(self, tmp_path: Path) -> None:
         self.pages(tmp_path / "x.tif", [image(0), image(1), image(2)])

@@ -9,6 +9,7 @@ the library instead, which gives the same pixels or names what is wrong.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,68 +24,38 @@ MORE_HEAD = 1 << 10  # what lies before the pixels may be longer in another file
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the first file is laid out: its pixels are one run of bytes.  Small, so that it can travel.
+class Layout(ABC):
+    """How the first file is laid out; small, so that it can travel.
 
     Attributes
     ----------
     stored : numpy.dtype
-        Their dtype, byte order included.
+        The dtype of its pixels, byte order included.
     rows : int
         How many items it holds.
-    nbytes : int
-        How many bytes its pixels take.
-    head, tail : bytes
-        All that lies before and behind them.
     """
 
     stored: np.dtype[Any]
     rows: int
-    nbytes: int
-    head: bytes
-    tail: bytes
 
-    @property
-    def size(self) -> int:
-        """Length of the file in bytes."""
-        return len(self.head) + self.nbytes + len(self.tail)
-
-    def agrees(self, head: bytearray, tail: bytearray) -> bool:
-        """Whether a file of the same size says the same of its pixels, by what lies around them."""
-        return head == self.head and tail == self.tail
-
-    def locate(self, descriptor: int, head: memoryview, size: int) -> int | None:
-        """Where the pixels of an open file begin; None where it is laid out otherwise.
-
-        Parameters
-        ----------
-        descriptor : int
-            The file.
-        head : memoryview
-            Its first bytes.
-        size : int
-            Its length in bytes.
-        """
-        tail = bytearray(os.pread(descriptor, len(self.tail), size - len(self.tail)))
-        agrees = size == self.size and self.agrees(bytearray(head[: len(self.head)]), tail)
-        return len(self.head) if agrees else None
+    @abstractmethod
+    def reader(self) -> LayoutReader:
+        """What reads files that are laid out so, in one thread."""
 
 
-class LayoutReader:
+class LayoutReader(ABC):
     """Reads files that are laid out like the first one, one after another, in one thread.
 
     Attributes
     ----------
+    layout : Layout
+        The layout.
     taken : int
-        How many it has read.
+        How many files it has read.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.taken = 0
-        self._head, self._tail = bytearray(len(layout.head)), bytearray(len(layout.tail))
-        self._begin = bytearray(len(layout.head) + MORE_HEAD)
-        self._at_once = True  # whether the pixels of the file before lay where those of the first do
+    layout: Layout
+    taken: int = 0
 
     def read(
         self, descriptor: int | None, out: NDArray[Any], start: int = 0, due: tuple[int, int] | None = None
@@ -104,24 +75,91 @@ class LayoutReader:
         """
         if descriptor is None:
             return False
-        pixels = as_bytes(out).data
         try:
-            got, found = 0, None
-            if self._at_once and len(pixels) == self.layout.nbytes:
-                got = os.preadv(descriptor, [self._head, pixels, self._tail], 0)
-                found = self._agreed(descriptor, got)
-            if found is None:
-                found = self._read_by_header(descriptor, pixels, start, got)
-        except (OSError, ValueError):
+            found = self._fill(descriptor, out, start)
+        except Exception:  # noqa: BLE001  # whatever a decoder raises; the library meets it again and says it in its words
             return False
         if found is None or due not in (None, (found.st_size, found.st_mtime_ns)):
             return False
-        to_native(out, self.layout.stored)
         self.taken += 1
         return True
 
+    @abstractmethod
+    def _fill(self, descriptor: int, out: NDArray[Any], start: int) -> os.stat_result | None:
+        """What the system says of the file once it is read; None where it is laid out otherwise."""
+
+
+@dataclass(frozen=True)
+class RunLayout(Layout):
+    """Pixels that are one run of bytes, stored as they are.
+
+    Attributes
+    ----------
+    nbytes : int
+        How many bytes they take.
+    head, tail : bytes
+        All that lies before and behind them.
+    """
+
+    nbytes: int
+    head: bytes
+    tail: bytes
+
+    @property
+    def size(self) -> int:
+        """Length of the file in bytes."""
+        return len(self.head) + self.nbytes + len(self.tail)
+
+    def reader(self) -> RunReader:
+        return RunReader(self)
+
+    def agrees(self, head: bytearray, tail: bytearray) -> bool:
+        """Whether a file of the same size says the same of its pixels, by what lies around them."""
+        return head == self.head and tail == self.tail
+
+    def locate(self, descriptor: int, head: memoryview, size: int) -> int | None:
+        """Where the pixels of an open file begin; None where it is laid out otherwise.
+
+        Parameters
+        ----------
+        descriptor : int
+            The file.
+        head : memoryview
+            Its first bytes.
+        size : int
+            Its length in bytes.
+        """
+        if size != self.size:
+            return None
+        tail = bytearray(os.pread(descriptor, len(self.tail), size - len(self.tail)))
+        return len(self.head) if self.agrees(bytearray(head[: len(self.head)]), tail) else None
+
+
+class RunReader(LayoutReader):
+    """Reads runs of bytes straight into place: a file at one go where it is laid out just like the first."""
+
+    layout: RunLayout
+
+    def __init__(self, layout: RunLayout) -> None:
+        self.layout = layout
+        self._head, self._tail = bytearray(len(layout.head)), bytearray(len(layout.tail))
+        self._begin = bytearray(len(layout.head) + MORE_HEAD)
+        self._at_once = True  # whether the pixels of the file before lay where those of the first do
+
+    def _fill(self, descriptor: int, out: NDArray[Any], start: int) -> os.stat_result | None:
+        pixels = as_bytes(out).data
+        got, found = 0, None
+        if self._at_once and len(pixels) == self.layout.nbytes:
+            got = os.preadv(descriptor, [self._head, pixels, self._tail], 0)
+            found = self._agreed(descriptor, got)
+        if found is None:
+            found = self._read_by_header(descriptor, pixels, start, got)
+        if found is not None:
+            to_native(out, self.layout.stored)
+        return found
+
     def _agreed(self, descriptor: int, got: int) -> os.stat_result | None:
-        """What the system says of the file once it is read, where it is as long as the first and agrees."""
+        """What the system says of the file that was read, where it is as long as the first and agrees."""
         found = os.fstat(descriptor)
         agrees = got == found.st_size == self.layout.size and self.layout.agrees(self._head, self._tail)
         return found if agrees else None

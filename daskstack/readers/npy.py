@@ -22,7 +22,7 @@ from daskstack.blocks import as_bytes
 from daskstack.errors import BadFileError
 from daskstack.files import read_at
 from daskstack.readers.base import Array, Contents, Reader, dims, open_regular, refuse_foreign
-from daskstack.readers.layout import Layout, to_native
+from daskstack.readers.layout import Layout, RunLayout, to_native
 
 MAGIC = b"\x93NUMPY"
 FIRST_READ = 4096
@@ -80,7 +80,7 @@ class NpyReader(Reader):
         if header.fortran and len(header.shape) > 1:
             return None
         rows = 1 if self.join == "stack" else header.shape[0]
-        return Layout(header.dtype, rows, header.size - header.offset, text, b"")
+        return RunLayout(header.dtype, rows, header.size - header.offset, text, b"")
 
 
 def _read_fortran(descriptor: int, header: NpyHeader, out: Array, start: int) -> None:
