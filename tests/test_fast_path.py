@@ -8,12 +8,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
 from conftest import DATA, Array, image
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from daskstack import open_stack
 from daskstack.files import opened_ahead
@@ -225,6 +227,58 @@ def test_every_flipped_byte_and_every_cut_of_a_header(tmp_path: Path, options: d
         taken += both_ways(TiffReader(), first, [path])
     Path(path).write_bytes(data + b"more")
     assert both_ways(TiffReader(), first, [path]) == 1
+
+
+def written(path: Path, pixels: Array, writer: str, options: dict[str, Any]) -> None:
+    if writer == "pillow":
+        Image.fromarray(pixels[0] if pixels.ndim == 3 else pixels).save(path, format="TIFF")
+    elif writer == "libtiff":
+        path.write_bytes(imagecodecs.tiff_encode(pixels, compression=1))
+    else:
+        tifffile.imwrite(path, pixels, photometric="minisblack", **options)
+
+
+def options_of(draw: Any, dtype: str) -> dict[str, Any]:
+    """Options of tifffile, such as those of files that people have."""
+    kind = draw(st.sampled_from(["shaped", "bare", "described", "imagej" if dtype in IMAGEJ_DTYPES else "bare"]))
+    options: dict[str, Any] = {"byteorder": draw(st.sampled_from("<>"))}
+    if kind == "imagej":
+        info = {"Info": "i" * draw(st.integers(0, 30)), "min": draw(st.integers(0, 99)), "max": 250.5}
+        return {**options, "imagej": True, "metadata": draw(st.sampled_from([info, {}]))}
+    if kind != "shaped":
+        options["metadata"] = None
+    if kind == "described":
+        options["description"] = draw(st.sampled_from(["exposure 3", "exposure 40", "{}", "ImageJ=1"]))
+    options["bigtiff"] = draw(st.booleans())
+    options["rowsperstrip"] = draw(st.sampled_from([None, 1, 4, 100]))
+    options["datetime"] = draw(st.sampled_from([None, "2026:01:02 03:04:05", "2025:11:12 13:14:15"]))
+    options["software"] = draw(st.sampled_from([None, "mine"]))
+    return options
+
+
+IMAGEJ_DTYPES = ("uint8", "uint16", "float32")
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_generated_files_of_several_writers(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Each of them is the first in turn, and the others are held against it."""
+    folder = tmp_path_factory.mktemp("generated")
+    dtype = data.draw(st.sampled_from(["uint8", "uint16", "int16", "float32", "float64"]))
+    shape = data.draw(st.sampled_from([(9, 14), (9, 14), (3, 9, 14)]))
+    writers = ["tifffile"] * 3 + (["pillow", "libtiff"] if dtype in IMAGEJ_DTYPES else [])
+    same_options = data.draw(st.booleans())
+    options = options_of(data.draw, dtype) if same_options else {}
+    paths = []
+    for k in range(3):
+        paths.append(folder / f"{k}.tif")
+        one = options if same_options else options_of(data.draw, dtype)
+        written(paths[-1], image(k, shape, dtype), data.draw(st.sampled_from(writers)), one)
+    names = [str(path) for path in paths]
+    for join in ("stack", "concat"):
+        for first in names:
+            if TiffReader(join).layout(first) is not None:
+                both_ways(TiffReader(join), first, names)
 
 
 @settings(max_examples=300, deadline=None)
