@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import dask
 import numpy as np
 import pytest
 import tifffile
+from distributed import Client, LocalCluster
+from forkserver import python
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
@@ -46,6 +51,55 @@ def expected() -> Array:
     return np.stack([image(k) for k in range(12)])
 
 
+def never_wait_for_the_disk() -> None:
+    """Syncs that return at once."""
+    os.fsync = lambda _: None  # type: ignore[assignment]
+    os.O_DSYNC = 0  # type: ignore[misc]
+
+
+@pytest.fixture(autouse=True)
+def no_syncs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pulls the plug but in the tests marked so: none of the others waits for the disk."""
+    if request.node.get_closest_marker("syncs") is None:
+        monkeypatch.setattr(os, "fsync", lambda _: None)
+        monkeypatch.setattr(os, "O_DSYNC", 0)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster that is there already, its workers in a folder of their own; nobody's default."""
+    with LocalCluster(
+        n_workers=2,
+        threads_per_worker=2,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        worker_dashboard_address="127.0.0.1:0",
+        local_directory=str(tmp_path_factory.mktemp("workers")),
+        silence_logs=50,
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def started_pool() -> Iterator[ProcessPoolExecutor]:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, spawn, initializer=never_wait_for_the_disk) as pool:
+        yield pool
+
+
+@pytest.fixture
+def pool(started_pool: ProcessPoolExecutor) -> Iterator[None]:
+    """The processes of the scheduler of that name are there already, where each build would start its own."""
+    with dask.config.set(pool=started_pool):
+        yield
+
+
 def published(folder: Path) -> list[str]:
     """What is in a folder, but for what is kept of runs that did not finish."""
     return sorted(name for name in os.listdir(folder) if not name.endswith(".part"))
@@ -57,12 +111,7 @@ Run: TypeAlias = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def daskstack() -> Run:
     """The command line in a process of its own."""
-
-    def run(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "daskstack", *map(str, args)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
-
-    return run
+    return partial(python, "-m", "daskstack")
 
 
 def need_root(what: str) -> None:

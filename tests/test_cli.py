@@ -196,7 +196,7 @@ def test_files_from_a_list_keep_their_order(frames: Path, expected: Array, dasks
     text = "frames/img_10.tif\nframes/img_2.tif\r\n\nframes/img_2.tif\n"
     Path("list.txt").write_text(text, newline="")
     if by_stdin:
-        done = daskstack("build", "--files-from", "-", "out.npy", input=text)
+        done = daskstack("build", "--files-from", "-", "out.npy", stdin=text)
     else:
         done = daskstack("build", "--files-from", "list.txt", "out.npy")
     assert done.returncode == 0

@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import multiprocessing
 import os
 import pickle
 import re
@@ -14,7 +13,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +27,7 @@ import tifffile
 import xarray
 import zarr
 from conftest import DATA, Array
-from distributed import Client, LocalCluster
+from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,20 +124,10 @@ def test_the_huge_item_is_larger_than_a_chunk_and_the_blocks_are_not_filled() ->
 # -- schedulers -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def schedulers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Schedulers]:
-    """All four; worker processes are started once."""
-    local = "127.0.0.1:0"
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=local,
-            worker_dashboard_address=local, local_directory=str(tmp_path_factory.mktemp("workers")),
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-        ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,
-        dask.config.set(pool=pool),  # in place of one that dask would start for each build
-    ):  # fmt: skip
-        yield {"synchronous": "synchronous", "threads": "threads", "processes": "processes", "client": client}
+@pytest.fixture
+def schedulers(client: Client, pool: None) -> Schedulers:
+    """All four."""
+    return {"synchronous": "synchronous", "threads": "threads", "processes": "processes", "client": client}
 
 
 def timeless(entry: dict[str, Any]) -> dict[str, Any]:

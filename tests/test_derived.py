@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def test_any_shape_and_chunks_against_numpy(tmp_path_factory: pytest.TempPathFac
         assert (folder / name).read_bytes() == (folder / "plain.npy").read_bytes()
 
 
-def test_the_same_from_processes(here: Path) -> None:
+def test_the_same_from_processes(here: Path, pool: None) -> None:
     whole = image(0, (9, 8), "float32")
     store(da.from_array(whole, chunks=(2, 3)), "out.zarr", scheduler="processes", threads=2, progress=False)
     assert same(stored("out.zarr"), whole)
@@ -450,7 +450,7 @@ def fail(block: Array, block_id: tuple[int, ...]) -> Array:
     ("out", "scheduler"),
     [("out.npy", "synchronous"), ("out.zarr", "threads"), ("out.npy", "processes")],
 )
-def test_an_exception_of_the_user_s_function_reaches_the_user(here: Path, out: str, scheduler: str) -> None:
+def test_an_exception_of_the_user_s_function_reaches_the_user(here: Path, pool: None, out: str, scheduler: str) -> None:
     array = da.ones((4, 6), chunks=(1, 3)).map_blocks(fail, dtype="f8")
     with pytest.raises(OwnError, match=r"^this is mine"):
         store(array, out, scheduler=scheduler, threads=2, progress=False)
@@ -458,21 +458,6 @@ def test_an_exception_of_the_user_s_function_reaches_the_user(here: Path, out: s
 
 
 # -- clusters ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        worker_dashboard_address="127.0.0.1:0",
-        local_directory=str(tmp_path_factory.mktemp("workers")),
-        silence_logs=50,
-    ) as cluster:
-        yield cluster
 
 
 @pytest.mark.parametrize("current", [False, True])

@@ -25,6 +25,7 @@ from conftest import image, need_root
 
 from daskstack import build, receipts, verify
 
+pytestmark = pytest.mark.syncs
 ITEMS = 120
 SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN of fs/ext4/ext4.h
 NO_LOG_FLUSH = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH: the journal in memory is lost as well

@@ -12,7 +12,6 @@ import errno
 import gzip
 import io
 import math
-import multiprocessing
 import os
 import pickle
 import random
@@ -23,13 +22,11 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
-import dask
 import dask.array as da
 import imagecodecs
 import numpy as np
@@ -38,7 +35,8 @@ import tensorstore
 import tifffile
 import zarr
 from conftest import published
-from distributed import Client, LocalCluster
+from distributed import Client
+from forkserver import python
 from numpy.typing import NDArray
 
 import daskstack
@@ -110,10 +108,8 @@ def link_directory(path: str | Path, page: int, target: int) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Where the inputs of a test lie; outputs go beside it."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # nobody pulls the plug here: no test waits for the disk
-    monkeypatch.setattr(os, "O_DSYNC", 0)
     path = tmp_path / "in"
     path.mkdir()
     return path
@@ -157,30 +153,6 @@ RACING = [*((kind, "threads") for kind in OUTPUTS), ("zarr", "client"), ("zarr 2
 RACING_WAYS = pytest.mark.parametrize("way", RACING, indirect=True, ids=" by ".join)
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A cluster that is there already, its workers in a folder of their own."""
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=2,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            worker_dashboard_address="127.0.0.1:0",
-            local_directory=str(tmp_path_factory.mktemp("workers")),
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
 @pytest.fixture
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     kind, scheduler = request.param
@@ -188,8 +160,8 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     if scheduler == "client":
         yield Way(kind, request.getfixturevalue("client"))
     elif scheduler == "processes":
-        with dask.config.set(pool=request.getfixturevalue("pool")):  # processes that stay: no test starts its own
-            yield Way(kind, scheduler, 2)
+        request.getfixturevalue("pool")  # processes that stay: no test starts its own
+        yield Way(kind, scheduler, 2)
     else:
         yield Way(kind, scheduler, threads)
 
@@ -268,8 +240,7 @@ def refuses(
 
 
 def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "daskstack", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, **options)
+    return python("-m", "daskstack", *arguments, **options)
 
 
 def command_refuses(folder: Path, *arguments: object, says: Sequence[str], status: int = 1) -> str:
@@ -604,7 +575,7 @@ def test_list_on_the_command_line(folder: Path, given: str) -> None:
     names = "".join(f"{folder}/{k}.npy\n" for k in order)
     listed, out = folder.parent / "list.txt", folder.parent / "out.npy"
     listed.write_text(names)
-    done = command("build", "--files-from", listed if given == "file" else "-", out, input=names)
+    done = command("build", "--files-from", listed if given == "file" else "-", out, stdin=names)
     assert done.returncode == 0, done.stderr
     assert_same(np.load(out), frames(4)[order])
 

@@ -23,9 +23,10 @@ import tifffile
 import zarr
 from conftest import Array, Run, image, published, same
 from distributed import Client, LocalCluster
+from forkserver import python
 
 import daskstack as ds
-from daskstack import build, files, open_stack, publication, receipts, staging, store
+from daskstack import build, open_stack, publication, receipts, staging, store
 from daskstack.errors import BadFilesError, DaskstackError, OutputError, OutputExistsError, UsageError
 
 # Each target so that a block is one file of the twelve.
@@ -155,27 +156,6 @@ def blocks_kept(out: str) -> set[int]:
     return set(receipts.read(str(place(out)), staged(out).name))
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        worker_dashboard_address="127.0.0.1:0",
-        local_directory=str(tmp_path_factory.mktemp("workers")),
-    ) as cluster:
-        yield cluster
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug in these tests: none waits for the disk."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(os, "O_DSYNC", 0)
-
-
 # -- what is left of a run that was killed while it began --------------------------------------------------------
 
 
@@ -231,6 +211,8 @@ def test_after_bad_files_were_mended_only_they_are_read(
     options: dict[str, Any] = {"sources": "frames/*.tif", "reader": read_logged, "scheduler": scheduler, "threads": 2}
     if scheduler == "client":
         options["scheduler"] = request.getfixturevalue("cluster").scheduler_address
+    elif scheduler == "processes":
+        request.getfixturevalue("pool")
     with spoilt(2, 5, 11), pytest.raises(BadFilesError) as caught:
         make(out, **options)
     folder = staged(out)
@@ -340,8 +322,7 @@ if __name__ == "__main__":
 
 
 def signalled(number: str, after: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SIGNALLED, number, str(after), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return python("-c", SIGNALLED, number, after, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -1195,7 +1176,7 @@ def test_parts_with_a_reader_adopt_the_list_in_another_process(frames: Path, exp
     Path("reads.py").write_text("import tifffile\ndef read(path):\n    return tifffile.imread(path)\n")
     Path("labels.py").write_text("def label(path):\n    return {'n': len(path)}\n")
     for k in (1, 0):
-        done = subprocess.run([sys.executable, "-c", script, f"{k}/2"], capture_output=True, text=True, check=False)
+        done = python("-c", script, f"{k}/2")
         assert done.returncode == 0, done.stderr
         shutil.copy(frames / "img_1.tif", frames / "img_99.tif")
     assert same(np.load("out.npy"), expected)
@@ -1493,7 +1474,7 @@ def test_what_a_killed_run_without_a_resume_key_left_is_swept_away(frames: Path,
         "stack = daskstack.open_stack('frames', files_per_block=1)\n"
         "daskstack.store(stack.array, 'out.npy', progress=False)\n"
     )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    assert python("-c", script).returncode == -signal.SIGKILL
     assert len(blocks_kept("out.npy")) >= 1
     store(open_stack("frames").array, "out.npy", progress=False)
     assert same(np.load("out.npy"), expected)
@@ -1602,8 +1583,7 @@ def interrupted(out: str, number: str, scheduler: str = "threads", *, again: boo
         Path("interrupt").unlink(missing_ok=True)
     else:
         Path("interrupt").touch()
-    command = [sys.executable, "script.py", out, number, scheduler]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = python("", "script.py", out, number, scheduler)
     return done.returncode, done.stderr, len(Path("reads.log").read_text().splitlines()) - 1
 
 
@@ -1804,8 +1784,7 @@ def test_what_is_kept_is_told_with_any_error(frames: Path, daskstack: Run) -> No
         "from daskstack.cli import main\n"
         "main(sys.argv[1:])"
     )
-    command = [sys.executable, "-c", script, "build", "frames", "out.npy", "-q", "--scheduler", "synchronous"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-c", script, "build", "frames", "out.npy", "-q", "--scheduler", "synchronous")
     assert done.returncode == 1
     assert "kept  5 of 12 blocks are safe in out.npy.part" in done.stderr
 
@@ -1819,19 +1798,18 @@ def test_the_speed_of_a_resumed_run_is_that_of_what_it_read(frames: Path) -> Non
 
 def test_a_replacement_that_a_part_began_is_finished_by_another(frames: Path, expected: Array) -> None:
     make("out.npy", limit=5)
-    real = files.move_new
-
-    def killed(source: str, target: str) -> None:
-        if target.endswith("out.npy.json"):
-            os._exit(9)
-        real(source, target)
-
-    pid = os.fork()
-    if not pid:
-        files.move_new = killed
-        make("out.npy", overwrite=True, part="0/1")
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    script = (
+        "import os, daskstack\n"
+        "from daskstack import files\n"
+        "real = files.move_new\n"
+        "def killed(source, target):\n"
+        "    if target.endswith('out.npy.json'):\n"
+        "        os._exit(9)\n"
+        "    real(source, target)\n"
+        "files.move_new = killed\n"
+        "daskstack.build('frames', 'out.npy', files_per_block=1, progress=False, overwrite=True, part='0/1')"
+    )
+    assert python("-c", script).returncode == 9
     assert list(Path("out.npy.part").glob("*/replaced/out.npy"))
     make("out.npy", overwrite=True, part="0/1")
     assert same(np.load("out.npy"), expected)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +19,6 @@ from distributed import Client, LocalCluster
 
 from daskstack import build, open_stack
 from daskstack.errors import BadFilesError, DaskstackError
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        worker_dashboard_address="127.0.0.1:0",
-        local_directory=str(tmp_path_factory.mktemp("workers")),
-    ) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def client(cluster: LocalCluster) -> Iterator[Client]:
-    with Client(cluster) as client:
-        yield client
 
 
 @pytest.fixture
@@ -59,7 +38,7 @@ def stored(out: str) -> Array:
 @pytest.mark.parametrize("out", ["out.npy", "out.zarr"])
 @pytest.mark.parametrize("how", ["processes", "client", "current", "address", "file"])
 def test_the_same_array_from_each(
-    frames: Path, expected: Array, reference: bytes, cluster: LocalCluster, how: str, out: str, capfd: Any
+    frames: Path, expected: Array, reference: bytes, cluster: LocalCluster, pool: None, how: str, out: str, capfd: Any
 ) -> None:
     with Client(cluster, set_as_default=how == "current") as client:
         if how == "file":
@@ -126,10 +105,10 @@ def test_dask_s_configuration_is_respected(frames: Path, expected: Array, schedu
     assert same(np.load("out.npy"), expected)
 
 
-def test_bad_files_come_in_one_report_from_a_cluster_too(frames: Path, client: Client) -> None:
+def test_bad_files_come_in_one_report_from_a_cluster_too(frames: Path, cluster: LocalCluster) -> None:
     for k in (3, 7):
         (frames / f"img_{k}.tif").write_bytes(b"")
-    with pytest.raises(BadFilesError) as caught:
+    with Client(cluster), pytest.raises(BadFilesError) as caught:
         build("frames", "out.npy", progress=False)
     assert [os.path.basename(f.path) for f in caught.value.files] == ["img_3.tif", "img_7.tif"]
     assert published(frames.parent) == ["frames"]
