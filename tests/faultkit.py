@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from forkserver import python
 
 from daskstack import files
 
@@ -143,6 +144,43 @@ def _patch_names(fault: Fault, patch: pytest.MonkeyPatch) -> None:
         return fault.error if fault.strikes("renameat2") else real(source, target)
 
     patch.setattr(files, "_rename_exclusive", rename_exclusive)
+
+
+# The command line, which sends itself a signal before the n-th of its calls that touch files; at its end it tells how
+# many there were.
+STRUCK = """
+import itertools, os, signal, sys
+from daskstack import files
+from daskstack.cli import main
+number, n, count = signal.Signals[sys.argv.pop(1)], int(sys.argv.pop(1)), itertools.count(1)
+def struck(real):
+    def call(*args, **options):
+        if next(count) == n:
+            os.kill(os.getpid(), number)
+        return real(*args, **options)
+    return call
+os.fsync, os.O_DSYNC = lambda descriptor: None, 0
+for name in ("open", "pwrite", "writev", "fsync", "rename", "link", "unlink", "mkdir"):
+    setattr(os, name, struck(getattr(os, name)))
+files._rename_exclusive = struck(files._rename_exclusive)
+try:
+    main()
+finally:
+    print(next(count) - 1, file=sys.stderr)
+"""
+
+
+def struck(number: str, n: int, *command: str) -> tuple[int, str]:
+    """Exit status and stderr of a command of the program that sends itself a signal before its n-th call."""
+    done = python("-c", STRUCK, number, n, *command)
+    return done.returncode, done.stderr
+
+
+def calls_of(*command: str) -> int:
+    """How many calls that touch files a command makes, which succeeds."""
+    status, stderr = struck("SIGKILL", 0, *command)
+    assert status == 0, stderr
+    return int(stderr)
 
 
 Files: TypeAlias = dict[str, tuple[bytes, int]]

@@ -8,13 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import Array, Run, image, need_root, published, same
+from faultkit import calls_of, struck
+from forkserver import python
 
 from daskstack import build, files
 from daskstack.errors import DaskstackError, NoSpaceError, OutputError
@@ -33,63 +34,41 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Array:
     return whole
 
 
-def start(*more: str) -> subprocess.Popen[str]:
-    """A build of one block a file: each is written on its own and synced, so that it takes its time."""
-    command = [sys.executable, "-m", "daskstack", "build", "many", "out.npy", "--files-per-block", "1", *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+BUILD = ("build", "many", "out.npy", "-q", "--files-per-block", "1")
 
 
-def finish() -> None:
-    child = start()
-    child.communicate(timeout=120)
-    assert child.returncode == 0
-
-
-def test_sigkill_at_any_moment_leaves_nothing_under_the_final_name(many: Array, tmp_path: Path) -> None:
-    begin = time.monotonic()
-    finish()
-    whole_run = time.monotonic() - begin
+def test_sigkill_before_any_call_leaves_nothing_under_the_final_name(many: Array, tmp_path: Path) -> None:
+    calls = calls_of(*BUILD)
     reference = Path("out.npy").read_bytes()
     for path in tmp_path.glob("out.*"):
         path.unlink()
     rng = random.Random(0)
-    finished = 0
-    for _ in range(KILLS):
-        child = start()
-        time.sleep(rng.uniform(0.2, 1.1) * whole_run)
-        child.kill()
-        child.communicate(timeout=60)
-        if Path("out.npy").exists():
-            assert Path("out.npy").read_bytes() == reference
-            finished += 1
-            for path in tmp_path.glob("out.*"):
-                if path.is_file():
-                    path.unlink()
-    assert finished < KILLS
-    finish()
+    for _ in range(KILLS):  # each goes on where the one before was
+        assert struck("SIGKILL", rng.randrange(1, calls // KILLS), *BUILD) == (-signal.SIGKILL, "")
+        assert not Path("out.npy").exists()
+    assert struck("SIGKILL", 0, *BUILD)[0] == 0
     assert Path("out.npy").read_bytes() == reference
     assert same(np.load("out.npy"), many)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["many", "out.npy", "out.npy.index.csv", "out.npy.json"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGXCPU])
-def test_a_signal_ends_the_run_in_order(many: Array, tmp_path: Path, number: signal.Signals) -> None:
-    child = start("--limit", "500")
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("out.npy.part/*/*/data.npy")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    child.send_signal(number)
-    stdout, stderr = child.communicate(timeout=30)
-    assert child.returncode == 75, stderr
-    assert stdout == ""
+@pytest.mark.parametrize("moment", [0.02, 0.5, 0.97])
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGXCPU"])
+def test_a_signal_ends_the_run_in_order(many: Array, tmp_path: Path, number: str, moment: float) -> None:
+    command = [*BUILD, "--limit", "500", "--threads", "2"]
+    calls = calls_of(*command)
+    for path in tmp_path.glob("out.*"):
+        path.unlink()
+    status, stderr = struck(number, round(moment * calls), *command)
+    assert status == 75, stderr
     assert "Traceback" not in stderr
     kept = (
         "nothing was kept"
         if not (tmp_path / "out.npy.part").exists()
         else r"\d+ of 500 blocks are safe in out\.npy\.part"
     )
-    assert re.search(rf"^stopped \({number.name}\): {kept}$", stderr, re.MULTILINE)
-    assert "next  daskstack build many out.npy --files-per-block 1 --limit 500\n" in stderr
+    assert re.search(rf"^stopped \({number}\): {kept}$", stderr, re.MULTILINE)
+    assert f"next  daskstack {' '.join(command)}\n" in stderr
     assert published(tmp_path) == ["many"]
 
 
@@ -169,8 +148,7 @@ def test_a_limit_on_file_sizes_is_one_clear_error(large: Path, tmp_path: Path) -
         "from daskstack.cli import main\n"
         "main(sys.argv[1:])"
     )
-    command = [sys.executable, "-c", script, "build", str(large), "out.npy"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = python("-c", script, "build", large, "out.npy", cwd=tmp_path)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "the limit on file sizes (ulimit -f, or the file system's own) is reached; 4.2 MB needed" in done.stderr
@@ -196,8 +174,7 @@ def as_nobody(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     )
     for above in (folder, *folder.parents[:3]):
         above.chmod(0o755)
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    return python("-c", script, *arguments, cwd=folder)
 
 
 def test_a_folder_that_cannot_be_written(frames: Path) -> None:
@@ -262,7 +239,8 @@ def test_files_and_descriptors_stay_within_a_limit_of_64(many: Array, tmp_path: 
         "import daskstack\n"
         "daskstack.build('many', 'out.npy', threads=8, progress=False)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
+    done = python("-c", script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert same(np.load("out.npy"), many)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import tifffile
 from conftest import Array, image
+from forkserver import python
 
 from daskstack import build
 from daskstack.errors import BadFileError, SourceError
@@ -163,8 +163,7 @@ def test_what_claims_more_than_it_holds_takes_no_memory(
     good = tmp_path / "good"
     np.save(f"{good}.npy", np.ones((5, 7), "u1"))
     tifffile.imwrite(f"{good}.tif", np.ones((5, 7), "u1"), photometric="minisblack")
-    command = [sys.executable, "-c", LIMITED, str(claims), str(good) if second else "", join]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
+    done = python("-c", LIMITED, claims, good if second else "", join, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{name} {name} 1 False" for name in sorted(CLAIMS)]
 

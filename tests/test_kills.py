@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from conftest import image
 from dask.local import get_sync
+from forkserver import python
 
 import daskstack.run
 from daskstack import build, open_stack, receipts, staging
@@ -44,6 +45,7 @@ LONG = {"threads": 60, "processes": 25, "workers": 20}
 SITE = f"""
 import os, time
 real = os.open
+os.fsync, os.O_DSYNC = lambda descriptor: None, 0  # a kill, other than a loss of power, loses nothing that was written
 def logged(path, *args, **kwargs):
     if "many" in str(path) and str(path).endswith(".npy"):
         log = real(os.environ["OPENED"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -267,6 +269,7 @@ import daskstack.api
 from daskstack.cli import main
 
 said, seed, kills, *command = sys.argv[1:]
+os.fsync, os.O_DSYNC = lambda descriptor: None, 0  # nobody pulls the plug
 rng = random.Random(seed)
 parts = [["--part", f"{k}/16"] for k in range(16)] + [["--part", f"{rng.randrange(16)}/16"] for _ in range(4)]
 jobs = [[] for _ in range(8)] + parts
@@ -301,14 +304,14 @@ def crowd(folder: Path, out: str, seed: int, kills: int) -> list[int]:
     said = folder / f"said.{seed}"
     said.mkdir()
     command = ["build", "many", out, "-q", "--threads", "2", "--files-per-block", "2"]
-    arguments = [sys.executable, "-c", CROWD, str(said), str(seed), str(kills), *command]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, check=True, cwd=folder)
+    done = python("-c", CROWD, said, seed, kills, *command, cwd=folder)
+    assert done.returncode == 0, done.stderr
     statuses: list[int] = []
     for status, stderr in json.loads(done.stdout):
         statuses.append(status)
         assert status in (0, -signal.SIGKILL) or (status == 1 and re.fullmatch(NAMED, stderr)), (status, stderr)
     if kills:
-        subprocess.run([sys.executable, "-m", "daskstack", *command], check=True, cwd=folder, timeout=100)
+        assert python("-m", "daskstack", *command, cwd=folder).returncode == 0
     assert contents(folder, out) == contents(folder / "reference", out)
     left = sorted(map(str, (folder / f"{out}.part").rglob("*"))) if (folder / f"{out}.part").exists() else None
     assert left is None
@@ -383,6 +386,7 @@ from daskstack.run import How, _prepared
 from daskstack.tasks import Place
 
 out, happens = sys.argv[1:]
+os.fsync, os.O_DSYNC = lambda descriptor: None, 0  # nobody pulls the plug
 TILE = dict(chunks=(1, -1, -1), shards=(1, -1, -1)) if out.endswith(".zarr") else {}
 CALLS = {"open", "pwrite", "writev", "rename", "fsync", "unlink"}
 if out.endswith(".npy") and happens == "resumed_with_other_files":
@@ -539,8 +543,7 @@ HAPPENINGS = [
 @pytest.mark.parametrize("happens", HAPPENINGS)
 @pytest.mark.parametrize("out", OUTS)
 def test_a_worker_that_slept_changes_nothing(tmp_path: Path, out: str, happens: str) -> None:
-    command = [sys.executable, "-c", SLEEPER, out, happens]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=200)
+    done = python("-c", SLEEPER, out, happens, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 8
 

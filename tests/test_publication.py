@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Array, Run, image, published, same
+from forkserver import python
 
 from daskstack import build, files, open_stack, staging
 from daskstack.errors import DaskstackError, OutputError, OutputExistsError
@@ -117,8 +118,7 @@ def test_sigkill_at_each_step_of_a_replacement_loses_nothing(
     build("frames", "out.npy", labels=LABELS, limit=None if same_plan else 5, progress=False)
     os.utime(frames / "img_5.tif", ns=(5, 5))
     before = snapshot(frames.parent)
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(step)], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert python("-c", KILLED, step).returncode == -signal.SIGKILL
     assert not Path("out.npy").exists() or len(np.load("out.npy")) in (5, 12)
     # A run that cannot finish puts back what the killed one had set aside.
     data = (frames / "img_3.tif").read_bytes()
@@ -139,7 +139,7 @@ def test_sigkill_after_publication_leaves_a_finished_output(frames: Path, expect
         "build(",
         "import daskstack.staging as s\ns.remove = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)\nbuild(",
     )
-    assert subprocess.run([sys.executable, "-c", script, "1"], check=False).returncode == -signal.SIGKILL
+    assert python("-c", script, 1).returncode == -signal.SIGKILL
     assert same(np.load("out.npy"), expected)
     assert build("frames", "out.npy", labels=LABELS, progress=False).was_there
     assert sorted(os.listdir(frames.parent)) == ["frames", *OUTPUT]

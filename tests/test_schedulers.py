@@ -129,23 +129,17 @@ class KillOnce:
 
 
 @pytest.mark.parametrize("times", [1, 99])
-def test_a_worker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+def test_a_worker_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, times: int
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     for k in range(6):
         np.save(tmp_path / "in" / f"{k}.npy", image(k))
     (tmp_path / "marker").touch()
-    sys.path.insert(0, str(Path(__file__).parent))
     reader = KillOnce(str(tmp_path / "marker"), times)
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1, "distributed.worker.daemon": False}),
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
-            worker_dashboard_address="127.0.0.1:0", silence_logs=50, local_directory=str(tmp_path / "workers"),
-        ) as cluster,
-        Client(cluster) as client,
-    ):  # fmt: skip
-        client.run(lambda path: sys.path.insert(0, path), str(Path(__file__).parent))
+    monkeypatch.setattr(cluster.scheduler, "allowed_failures", 1)
+    with Client(cluster, set_as_default=False) as client:
         if times == 1:
             build("in", "out.npy", reader=reader, scheduler=client, progress=False)
             assert same(np.load("out.npy"), np.stack([image(k) for k in range(6)]))
