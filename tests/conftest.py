@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import multiprocessing
 import os
+import resource
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -65,9 +69,23 @@ def no_syncs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(os, "O_DSYNC", 0)
 
 
+@contextmanager
+def few_descriptors(more: int = 40) -> Iterator[None]:
+    """Only so many more files can be open than there are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = (number for number in itertools.count() if number not in taken)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, more, None)), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A cluster that is there already, its workers in a folder of their own; nobody's default."""
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # silence_logs would silence caplog as well
     with LocalCluster(
         n_workers=2,
         threads_per_worker=2,
@@ -75,7 +93,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         dashboard_address="127.0.0.1:0",
         worker_dashboard_address="127.0.0.1:0",
         local_directory=str(tmp_path_factory.mktemp("workers")),
-        silence_logs=50,
+        silence_logs=False,
     ) as cluster:
         yield cluster
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import few_descriptors
 
 from daskstack import discover, open_stack
 from daskstack.errors import SourceError, UsageError
@@ -244,15 +245,9 @@ def test_deep_folders_do_not_exhaust_descriptors(tmp_path: Path) -> None:
         deep = deep / str(k)
     deep.mkdir(parents=True)
     (deep / "x.tif").write_bytes(b"x")
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-    try:
+    with few_descriptors():
         assert len(found("d")) == 1
         assert len(found("d/**/*.tif")) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_patterns_do_not_follow_links_in_circles(tmp_path: Path) -> None:

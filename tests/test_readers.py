@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import resource
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import tifffile
-from conftest import DATA, Array, image
+from conftest import DATA, Array, few_descriptors, image
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -179,15 +178,11 @@ class ReaderContract:
             return reader.read_into([paths[k]], out, due) == [] and np.array_equal(out[0], arrays[k])
 
         before = set(os.listdir("/proc/self/fd"))
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-        try:
+        with few_descriptors():
             with ThreadPoolExecutor(8) as pool:
                 assert all(pool.map(one, range(300)))
             for _ in range(100):
                 assert reader.read_into([str(tmp_path / f"empty{self.suffix}")], self.room(1), due)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert set(os.listdir("/proc/self/fd")) == before
 
 

@@ -113,7 +113,7 @@ def flips(path: Path, alike: int) -> Iterator[int]:
     """
     data = path.read_bytes()
     text = is_text(path)
-    step = (31 if len(data) > 1000 else 13) if text or len(data) > 400 else 5 if alike else 1
+    step = (47 if len(data) > 1000 else 19) if text or len(data) > 400 else 5 if alike else 1
     for at in range(alike % step, len(data), step):
         path.write_bytes(data[:at] + bytes([data[at] ^ (0x11 if text else 0xFF)]) + data[at + 1 :])
         yield at
