@@ -37,6 +37,22 @@ def test_build(frames: Path, expected: Array, daskstack: Run) -> None:
     assert "done  out.npy (12, 5, 7) uint16, 840 B: it was there already, made from these files\n" in again.stdout
 
 
+def test_each_command_in_an_interpreter_of_its_own(frames: Path) -> None:
+    """What the other tests fork has imported more than a command does by itself."""
+    package.build("frames", "made.zarr", progress=False)
+    for arguments, says in (
+        ("plan frames out.npy", "Nothing was written."),
+        ("build frames out.npy", "done  out.npy (12, 5, 7)"),
+        ("build frames out.zarr", "done  out.zarr (12, 5, 7)"),
+        ("info made.zarr", "array   (item 12, y 5, x 7)"),
+        ("verify made.zarr --data --inputs", "equal"),
+    ):
+        command = [sys.executable, "-m", "daskstack", *arguments.split()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert says in done.stdout
+
+
 def test_the_second_user_s_task_in_one_line(tmp_path: Path, daskstack: Run) -> None:
     (tmp_path / "in").mkdir()
     names = ["b.npy", "a.npy", "cab.npy", "dd.npy"]
