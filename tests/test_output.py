@@ -10,7 +10,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from conftest import Array, image, same
+from conftest import Array, image, open_below, same
 
 import daskstack
 from daskstack import build
@@ -47,9 +47,8 @@ def test_tasks_open_the_file_by_its_path(
     monkeypatch.chdir("/")
     again = pickle.loads(pickle.dumps(array))
     assert same(again.compute(scheduler="synchronous"), expected)
-    before = set(os.listdir("/proc/self/fd"))
     array.compute(scheduler="synchronous")
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_below(frames.parent) == []
 
 
 def test_a_new_output_under_an_old_name_has_another_name_in_dask(frames: Path) -> None:

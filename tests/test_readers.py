@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import tifffile
-from conftest import DATA, Array, few_descriptors, image
+from conftest import DATA, Array, few_descriptors, image, open_below
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -177,13 +177,12 @@ class ReaderContract:
             out = self.room(1)
             return reader.read_into([paths[k]], out, due) == [] and np.array_equal(out[0], arrays[k])
 
-        before = set(os.listdir("/proc/self/fd"))
         with few_descriptors():
             with ThreadPoolExecutor(8) as pool:
                 assert all(pool.map(one, range(300)))
             for _ in range(100):
                 assert reader.read_into([str(tmp_path / f"empty{self.suffix}")], self.room(1), due)
-        assert set(os.listdir("/proc/self/fd")) == before
+        assert open_below(tmp_path) == []
 
 
 class PagesContract(ReaderContract):
