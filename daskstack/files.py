@@ -185,7 +185,7 @@ def lock(descriptor: int, kind: int) -> bool:
 
 
 def let_go(descriptor: int) -> None:
-    """Close a lock's file: that it cannot be written back, as NFS may say only now, costs nothing."""
+    """Close a file that was not written, or a lock's: what NFS may say only now costs nothing."""
     with suppress(OSError):
         os.close(descriptor)
 
@@ -254,7 +254,7 @@ def _close(descriptor: int | None, ahead: bool) -> None:  # noqa: FBT001
     if ahead:
         _ahead.release()
     if descriptor is not None:
-        os.close(descriptor)
+        let_go(descriptor)
 
 
 def write_new(path: str, data: bytes) -> None:

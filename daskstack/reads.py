@@ -23,7 +23,7 @@ ADVICE_FILES = "mend or leave out these files"
 
 
 class ReadBlock(NamedTuple):
-    """A block that was read: it, the files whose part of it is undefined, and how many a library had to parse."""
+    """A block that was read: it, the files whose part of it is undefined, and how many others a library had to parse."""
 
     array: NDArray[Any]
     bad: list[BadFileError]
@@ -75,7 +75,7 @@ class BlockRead:
         paths = self.paths
         bad = self.reader.read_into(paths, out, self.due, pieces, fast, stamps=stamps)
         alike = len(paths) if isinstance(self.reader, FunctionReader) else fast.taken if fast else 0
-        return ReadBlock(out, bad, len(paths) - alike)
+        return ReadBlock(out, bad, max(0, len(paths) - alike - len(bad)))
 
     def _lengths(self) -> list[int]:
         """How many items of the block come from each of its files."""

@@ -68,8 +68,8 @@ def on_read(mutate: Callable[[Array], Array]) -> Mutant:
     """What a task reads is changed before its checksum is taken: only the inputs themselves tell."""
 
     def read(real: Any, self: BlockRead) -> Any:
-        array, bad = real(self)
-        return np.ascontiguousarray(mutate(array)), bad
+        block = real(self)
+        return block._replace(array=np.ascontiguousarray(mutate(block.array)))
 
     return wrapped(BlockRead, "read", read)
 
