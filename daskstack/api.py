@@ -142,7 +142,7 @@ class Stack(FileStack):
             Where the array goes; its suffix (.npy or .zarr) chooses the format.
         threads : int, optional
             Blocks at work at once in this process; default: the cores it may use
-            (``SLURM_CPUS_PER_TASK`` is respected).
+            (``SLURM_CPUS_PER_TASK`` is respected), and up to four more that wait for the disk meanwhile.
         scheduler : str or distributed.Client, optional
             Which of Dask's schedulers runs the tasks: "threads", "synchronous", "processes", a Client,
             an address (``tcp://...``) or a scheduler file (``.json``).  Default: a current Client, else

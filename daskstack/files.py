@@ -18,7 +18,6 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from typing import Any
 
 from daskstack.errors import DaskstackError, NoSpaceError, OutputError
@@ -32,6 +31,7 @@ NO_SPACE = {
 }
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)  # the last two as batch systems send them
 MOST_AHEAD = 32  # files that a thread has opened beside the one that it reads
+TOO_MANY = -1  # in place of a descriptor
 AT_ONCE = 1 << 30  # bytes; macOS refuses 2 GiB in one call
 NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}  # Lustre without -o flock, FUSE
@@ -40,7 +40,6 @@ _RENAME_NOREPLACE = 1  # linux/fs.h
 _RENAME_EXCL = 4  # sys/stdio.h of macOS
 _F_FULLFSYNC = 51  # fcntl.h of macOS: fsync alone leaves the data in the drive's cache there
 
-_ahead = threading.BoundedSemaphore(max(1, min(1 << 10, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)))
 _will_need = getattr(os, "POSIX_FADV_WILLNEED", None)  # macOS has no such
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -218,41 +217,59 @@ def opened_ahead(paths: Sequence[str]) -> Generator[int | None]:
     The system is told of the files that follow, so that it fetches them meanwhile.  None stands for a file that
     cannot be opened.
     """
-    opened: deque[tuple[int | None, bool]] = deque()  # descriptor, and whether it is one of those ahead
-    coming = iter(paths)
-    try:
-        for path in islice(coming, 1):
-            opened.append((_open_to_read(path), False))
-        while opened:
-            while len(opened) <= MOST_AHEAD and _ahead.acquire(blocking=False):
-                following = next(coming, None)
-                if following is None:
-                    _ahead.release()
-                    break
-                opened.append((_open_to_read(following), True))
-            yield opened[0][0]
-            _close(*opened.popleft())
-            if not opened:  # others have taken all that may be ahead
-                opened.extend((_open_to_read(path), False) for path in islice(coming, 1))
-    finally:
-        for descriptor in opened:
-            _close(*descriptor)
+    coming = deque(paths)
+    opened: deque[int | None] = deque()
+    with _ahead as most:
+        try:
+            while opened or coming:
+                while coming and len(opened) <= most:
+                    descriptor = _open_to_read(coming[0], alone=not opened)
+                    if descriptor == TOO_MANY:
+                        break
+                    opened.append(descriptor)
+                    coming.popleft()
+                yield opened[0]
+                _close(opened.popleft())
+        finally:
+            for descriptor in opened:
+                _close(descriptor)
 
 
-def _open_to_read(path: str) -> int | None:
+class _Ahead:
+    """How many files each thread may open ahead: what a process may open is shared by those that read."""
+
+    def __init__(self) -> None:
+        self.share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8
+        self.readers = 0
+        self.lock = threading.Lock()
+
+    def __enter__(self) -> int:
+        with self.lock:
+            self.readers += 1
+            return min(MOST_AHEAD, self.share // self.readers)
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.readers -= 1
+
+
+_ahead = _Ahead()
+
+
+def _open_to_read(path: str, *, alone: bool) -> int | None:
+    """A descriptor; TOO_MANY where others must be closed first, and there are others."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return None
-    if _will_need is not None:
+    except (OSError, ValueError) as exc:
+        too_many = isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE)
+        return TOO_MANY if too_many and not alone else None
+    if _will_need is not None and not alone:
         with suppress(OSError):  # of a pipe
             os.posix_fadvise(descriptor, 0, 0, _will_need)
     return descriptor
 
 
-def _close(descriptor: int | None, ahead: bool) -> None:  # noqa: FBT001
-    if ahead:
-        _ahead.release()
+def _close(descriptor: int | None) -> None:
     if descriptor is not None:
         let_go(descriptor)
 

@@ -23,7 +23,7 @@ ADVICE_FILES = "mend or leave out these files"
 
 
 class ReadBlock(NamedTuple):
-    """A block that was read: it, the files whose part of it is undefined, and how many others a library had to parse."""
+    """A block that was read: it, the files whose part of it is undefined, how many others a library had to parse."""
 
     array: NDArray[Any]
     bad: list[BadFileError]

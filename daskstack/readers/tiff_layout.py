@@ -56,8 +56,8 @@ class TiffLayout(RunLayout):
     steps: tuple[int, ...]
 
     def agrees(self, head: bytearray, tail: bytearray) -> bool:
-        if not self.free:
-            return self.free is not None and super().agrees(head, tail)
+        if self.free is None or super().agrees(head, tail):
+            return self.free is not None
         due, found = self.head + self.tail, head + tail
         for free in self.free:
             part = slice(free.start, free.stop)
