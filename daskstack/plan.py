@@ -49,6 +49,8 @@ class StorePlan:
         threads, memory or scheduler.
     threads : int
         Blocks at work at once in this process.
+    readers : int
+        How many of them are read at once; the others are on their way to the disk.
     scheduler : str
         Which of Dask's schedulers runs the tasks: "threads", "synchronous", "processes", "workers",
         "client", an address or a scheduler file.
@@ -79,6 +81,7 @@ class StorePlan:
     final_names: tuple[str, ...]
     plan_id: str
     threads: int
+    readers: int
     scheduler: str
     memory: int
     overwrite: bool
@@ -195,6 +198,7 @@ def make_plan(
         final_names=target.final_names(out, labels),
         plan_id=_plan_id(target, bounds, work),
         threads=at_once,
+        readers=threads or usable_cores(),
         scheduler=scheduler,
         memory=at_once * a_block,
         overwrite=overwrite,

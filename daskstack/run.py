@@ -264,7 +264,7 @@ def _whole(found: Mapping[int, list[Receipt]], how: How) -> dict[int, Receipt]:
 
 def _run_blocks(plan: StorePlan, work: Storable, how: How, folder: str, todo: list[int]) -> list[BlockResult]:
     """The results of the blocks to do, in order; the first failure that is no file's fault ends the run."""
-    place = Place(plan.target, folder, plan.plan_id, how.fill)
+    place = Place(plan.target, folder, plan.plan_id, how.fill, plan.readers)
     graph, keys = work.tasks(plan.bounds, todo, place)
     sizes = np.diff(plan.bounds).tolist()
     before = plan.target.items - sum(sizes[k] for k in todo) if how.part is None else 0

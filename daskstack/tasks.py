@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,12 +99,15 @@ class Place:
         The plan's, for receipts.
     fill : bool
         Whether items of bad files are filled; else their block is not written.
+    readers : int
+        How many of a process's threads read at once; the others write.
     """
 
     target: Target
     folder: str
     plan_id: str
     fill: bool = False
+    readers: int = 1
 
 
 @dataclass(frozen=True)
@@ -124,12 +129,14 @@ def store_block(k: int, read: BlockRead, place: Place, start: int) -> BlockResul
     Local schedulers stop at the first exception, so that every failure is a value.
     """
     try:
-        array, bad, parsed = read.read()
-        if bad and not place.fill:
-            return BlockResult(k, bad=tuple(bad), parsed=parsed)
-        filled = read.fill(array, bad)
-        sizes, mtimes = read.item_stamps()
-        return replace(_stored(k, array, place, start, sizes=sizes, mtimes=mtimes, filled=filled), parsed=parsed)
+        with _readers(place.readers):
+            array, bad, parsed = read.read()
+            if bad and not place.fill:
+                return BlockResult(k, bad=tuple(bad), parsed=parsed)
+            filled = read.fill(array, bad)
+            sizes, mtimes = read.item_stamps()
+            receipt = Receipt(k, checksums_of(array), sizes, mtimes, filled)
+        return replace(_stored(array, receipt, place, start), parsed=parsed)
     except Exception as exc:  # noqa: BLE001  # raised again where the results are gathered
         return BlockResult(k, error=exc)
 
@@ -143,7 +150,8 @@ def store_part(part: Any, shape: tuple[int, ...], place: Place, *, k: int, start
         target = place.target
         block = np.ascontiguousarray(as_due(part, target.dtype, shape), dtype=target.dtype)
         axes = target.grid_axes
-        return _stored(k, block.reshape(math.prod(shape[:axes]), *shape[axes:]), place, start)
+        block = block.reshape(math.prod(shape[:axes]), *shape[axes:])
+        return _stored(block, Receipt(k, checksums_of(block)), place, start)
     except Exception as exc:  # noqa: BLE001  # raised again where the results are gathered
         return BlockResult(k, error=exc)
 
@@ -162,11 +170,16 @@ def as_due(part: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[A
     return np.asarray(part)
 
 
-def _stored(k: int, block: NDArray[Any], place: Place, start: int, **about: Any) -> BlockResult:
+@cache
+def _readers(number: int) -> threading.BoundedSemaphore:
+    """So many threads of this process read at once: more of them than cores only wait for the interpreter's lock."""
+    return threading.BoundedSemaphore(number)
+
+
+def _stored(block: NDArray[Any], receipt: Receipt, place: Place, start: int) -> BlockResult:
     place.target.write(place.folder, start, block)
-    receipt = Receipt(k, checksums_of(block), **about)
     receipts.add(place.folder, place.plan_id, receipt)
-    return BlockResult(k, receipt)
+    return BlockResult(receipt.block, receipt)
 
 
 def checksums_of(block: NDArray[Any]) -> tuple[int, ...]:
