@@ -10,16 +10,12 @@ import errno
 import fcntl
 import os
 import re
-import resource
 import signal
 import stat
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from daskstack.errors import DaskstackError, NoSpaceError, OutputError
@@ -32,11 +28,6 @@ NO_SPACE = {
     errno.EFBIG: "the limit on file sizes (ulimit -f, or the file system's own) is reached",
 }
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)  # the last two as batch systems send them
-MOST_AHEAD = 32  # files that a thread has opened beside the one that it reads
-TOO_MANY = -1  # in place of a descriptor
-OPEN_THREADS = 8
-SLOW_OPEN = 500e-6  # seconds a file: a local disk takes 5 microseconds, a parallel file system about a millisecond
-SLOW_READ = 200e-6  # seconds a file: 68 KB take 30 microseconds from memory, 300 from a disk
 AT_ONCE = 1 << 30  # bytes; macOS refuses 2 GiB in one call
 NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}  # Lustre without -o flock, FUSE
@@ -45,7 +36,6 @@ _RENAME_NOREPLACE = 1  # linux/fs.h
 _RENAME_EXCL = 4  # sys/stdio.h of macOS
 _F_FULLFSYNC = 51  # fcntl.h of macOS: fsync alone leaves the data in the drive's cache there
 
-_will_need = getattr(os, "POSIX_FADV_WILLNEED", None)  # macOS has no such
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -214,97 +204,6 @@ def stamp(path: str) -> tuple[int, int]:
 def clipped_mtime(found: os.stat_result) -> int:
     """A file's time in nanoseconds since 1970, which 64 bits hold for the years 1678 to 2262 only."""
     return max(-(2**63), min(2**63 - 1, found.st_mtime_ns))
-
-
-def opened_ahead(paths: Sequence[str]) -> Generator[int | None]:
-    """Descriptors of files to be read in this order; each is closed when the next is asked for.
-
-    Some are opened before it is their turn, by several threads where each waits for a server, and where reading
-    waits for a disk the system is told of them, so that it fetches them meanwhile.  None stands for a file that
-    cannot be opened.
-    """
-    coming = deque(paths)
-    opened: deque[int | None] = deque()
-    with _ahead as most, ExitStack() as threads:
-        open_all: Callable[..., Any] = _open_in_turn
-        try:
-            while opened or coming:
-                if coming and len(opened) <= most // 2:
-                    if _ahead.slow_opens and open_all is _open_in_turn:
-                        open_all = threads.enter_context(ThreadPoolExecutor(OPEN_THREADS)).map
-                    _open_more(coming, opened, most + 1 - len(opened), open_all)
-                    begin, wanted = time.perf_counter(), len(opened)
-                yield opened[0]
-                _close(opened.popleft())
-                if len(opened) == wanted // 2:
-                    _ahead.slow_reads = time.perf_counter() - begin > SLOW_READ * (wanted - len(opened))
-        finally:
-            for descriptor in opened:
-                _close(descriptor)
-
-
-def _open_more(coming: deque[str], opened: deque[int | None], most: int, open_all: Callable[..., Any]) -> None:
-    """Open the next files, as many as the process may have open; where that is none at all, the next one is None."""
-    batch = [coming.popleft() for _ in range(min(most, len(coming)))]
-    found = list(open_all(_open_to_read, batch))
-    if TOO_MANY in found:
-        kept = max(0 if opened else 1, found.index(TOO_MANY))
-        for descriptor in found[kept:]:
-            _close(descriptor)
-        coming.extendleft(reversed(batch[kept:]))
-        found = [None if descriptor == TOO_MANY else descriptor for descriptor in found[:kept]]
-    opened.extend(found)
-
-
-def _open_in_turn(open_one: Callable[[str], int | None], paths: Sequence[str]) -> list[int | None]:
-    """The same as the map of a pool of threads; whether each of the files took long to open is remembered."""
-    found = []
-    fastest = SLOW_OPEN
-    for path in paths:
-        begin = time.perf_counter()
-        found.append(open_one(path))
-        fastest = min(fastest, time.perf_counter() - begin)
-    _ahead.slow_opens = fastest >= SLOW_OPEN
-    return found
-
-
-class _Ahead:
-    """What threads that read share: how many files each may open ahead, and whether opening and reading are slow."""
-
-    def __init__(self) -> None:
-        self.share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8
-        self.readers = 0
-        self.lock = threading.Lock()
-        self.slow_opens = self.slow_reads = False
-
-    def __enter__(self) -> int:
-        with self.lock:
-            self.readers += 1
-            return min(MOST_AHEAD, self.share // self.readers)
-
-    def __exit__(self, *_: object) -> None:
-        with self.lock:
-            self.readers -= 1
-
-
-_ahead = _Ahead()
-
-
-def _open_to_read(path: str) -> int | None:
-    """A descriptor, or TOO_MANY; None for what cannot be opened at all."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as exc:
-        return TOO_MANY if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE) else None
-    if _ahead.slow_reads and _will_need is not None:
-        with suppress(OSError):  # of a pipe
-            os.posix_fadvise(descriptor, 0, 0, _will_need)
-    return descriptor
-
-
-def _close(descriptor: int | None) -> None:
-    if descriptor is not None and descriptor != TOO_MANY:
-        let_go(descriptor)
 
 
 def write_new(path: str, data: bytes) -> None:

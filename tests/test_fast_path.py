@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from daskstack import open_stack
-from daskstack.files import opened_ahead
+from daskstack.ahead import opened_ahead
 from daskstack.readers import NpyReader, Reader, TiffReader
 from daskstack.readers.layout import LayoutReader
 

@@ -23,6 +23,7 @@ ROWS: list[set[str]] = [
     {"errors"},
     {"extras"},
     {"blocks", "files", "pictures"},
+    {"ahead"},
     {"discover", "names", "readers", "targets", "display"},
     {"reads", "receipts"},
     {"tasks"},

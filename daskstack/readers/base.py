@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskstack import files, pictures
+from daskstack.ahead import opened_ahead
 from daskstack.errors import BadFileError
 from daskstack.readers.cast import WIDEST, can_hold_numbers, cast_exactly
 from daskstack.readers.layout import Layout, LayoutReader
@@ -266,7 +267,7 @@ class Reader(ABC):
         stamps = stamps or [None] * len(paths)
         alike = _Alike(fast, out, due) if fast and out.flags.c_contiguous else None
         at = 0
-        with closing(files.opened_ahead(paths) if alike else (None for _ in paths)) as opened:
+        with closing(opened_ahead(paths) if alike else (None for _ in paths)) as opened:
             for path, descriptor, (rows, start, stop), stamp in zip(paths, opened, each, stamps, strict=True):
                 part = out[at : at + stop - start]
                 at += stop - start
