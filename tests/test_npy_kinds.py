@@ -19,6 +19,7 @@ WITH_PARTS = np.dtype([("x", ">f4"), ("n", "<i8", (2,))])
 NESTED = np.dtype([("a", [("b", "i2"), ("c", ">f8")]), ("d", "?")])
 NO_RECORDS = "Zarr 3 has no specification for records\nnext  let the output end in .npy, or zarr_format=2"
 # What it is -> the array, the header's version, and what Zarr 3 and Zarr 2 say where they cannot hold it.
+NEWER_ZARR_HOLDS = [("nested records", "two.zarr")]  # 3.4 does, 3.1 does not
 KINDS: dict[str, tuple[Array, int, str, str]] = {
     "version 2": (np.arange(6).reshape(2, 3), 2, "", ""),
     "version 3": (np.arange(6).reshape(2, 3), 3, "", ""),
@@ -61,13 +62,14 @@ def test_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Non
         ("two.zarr", {"zarr_format": 2}, refusals[1]),
     ]
     for out, options, refusal in outputs:
-        if refusal:
-            with pytest.raises(UsageError) as caught:
-                daskstack.build("in", out, progress=False, **options)
-            assert str(caught.value).startswith(refusal)
+        try:
+            daskstack.build("in", out, progress=False, **options)
+        except UsageError as exc:
+            assert refusal
+            assert str(exc).startswith(refusal)  # noqa: PT017  # newer versions of zarr raise none
             assert not [p for p in os.listdir() if p.startswith(out)]
             continue
-        daskstack.build("in", out, progress=False, **options)
+        assert not refusal or (name, out) in NEWER_ZARR_HOLDS
         found = np.load(out) if out.endswith(".npy") else np.asarray(zarr.open_array(f"{out}/data", mode="r")[...])
         assert (found.dtype, found.shape) == (due.dtype, due.shape)
         assert found.tobytes() == due.tobytes()
