@@ -14,7 +14,7 @@ from daskstack.readers.base import Contents, Header, Join, Reader, check, dims
 from daskstack.readers.cast import number_dtype
 from daskstack.readers.function import FunctionReader
 from daskstack.readers.image import BmpReader, Jpeg2000Reader, JpegReader, JpegXlReader, PngReader, WebpReader
-from daskstack.readers.layout import Layout, LayoutReader
+from daskstack.readers.layout import Layout
 from daskstack.readers.npy import NpyReader
 from daskstack.readers.tiff import TiffReader, parsed_pages
 from daskstack.text import shown
@@ -30,7 +30,6 @@ __all__ = [
     "JpegReader",
     "JpegXlReader",
     "Layout",
-    "LayoutReader",
     "NpyReader",
     "PngReader",
     "Reader",
