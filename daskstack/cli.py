@@ -47,6 +47,16 @@ STORE_OPTIONS = (
     "shards",
     "compression",
     "zarr_format",
+    "cluster",
+    "jobs",
+    "cores",
+    "memory",
+    "walltime",
+    "queue",
+    "account",
+    "interface",
+    "cluster_options",
+    "wait",
 )
 
 COLOURS = {"done": "green", "equal:": "green", "next": "cyan", "warning:": "yellow"}
@@ -78,6 +88,20 @@ def _words(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str
 def _number(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
     """A whole number, given as one of several choices."""
     return None if text is None else int(text)
+
+
+def _named(_: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any] | None:
+    """Values by name; JSON where they are, else text."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise click.BadParameter("write it as NAME=VALUE", param=parameter)
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values or None
 
 
 def _file_names(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -167,6 +191,32 @@ def _store_options(command: Command) -> Command:
         click.option("--memory-limit", metavar="SIZE", help='Bound on the data held at once, as in "2 GB".'),
         click.option(
             "--overwrite", is_flag=True, help="Replace an output of daskstack's own, once the new one is complete."
+        ),
+    ]
+    return _decorated(_cluster_options(command), options)
+
+
+def _cluster_options(command: Command) -> Command:
+    """The options that say which jobs of a batch system do the work."""
+    options = [
+        click.option("--cluster", metavar="NAME", help="Start jobs of slurm, pbs, lsf, sge, ... for it."),
+        click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="How many jobs; default 1."),
+        click.option("--cores", type=click.IntRange(min=1), metavar="N", help="Cores of each job."),
+        click.option("--memory", metavar="SIZE", help="Memory of each job, as in 16GB."),
+        click.option("--walltime", metavar="TIME", help="Time limit of each job, as in 01:00:00."),
+        click.option("--partition", "--queue", "queue", metavar="NAME", help="Where the jobs queue."),
+        click.option("--account", metavar="NAME", help="Who pays for the jobs."),
+        click.option("--interface", metavar="NAME", help="Network interface to listen on, as in ib0; no other is."),
+        click.option(
+            "--cluster-option",
+            "cluster_options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            callback=_named,
+            help="Any other argument of dask-jobqueue's class. Repeatable.",
+        ),
+        click.option(
+            "--wait", type=float, metavar="SECONDS", help="How long a cluster may be without workers; default 60, 600."
         ),
     ]
     return _decorated(command, options)

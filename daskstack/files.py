@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -76,6 +77,11 @@ def writing(path: str, need: int = 0) -> Iterator[None]:
         raise OutputError(
             f"cannot write {shown(path)}: {exc.strerror or exc}", "choose a place that can be written"
         ) from exc
+
+
+def host_name() -> str:
+    """What this host is called, for messages and receipts: in a job of SLURM's, the node."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def is_url(path: str) -> bool:

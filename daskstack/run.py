@@ -6,10 +6,12 @@ import errno
 import logging
 import os
 import platform
+import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -30,6 +32,7 @@ from daskstack.errors import (
     UsageError,
 )
 from daskstack.files import uninterrupted
+from daskstack.hosts import Hosts
 from daskstack.plan import StorePlan
 from daskstack.progress import Progress
 from daskstack.publication import publish, recover
@@ -41,7 +44,14 @@ from daskstack.targets import Index
 from daskstack.tasks import BlockResult, Place, Storable
 from daskstack.text import count, listed, nbytes, plural, shown
 
+LOOK_EVERY = 2.0  # seconds between looks at a cluster's workers
+WAIT = 60.0  # seconds for a cluster's workers to be there
+
 log = logging.getLogger("daskstack")
+
+
+def _nowhere(_: str) -> AbstractContextManager[Any]:
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -52,8 +62,10 @@ class How:
     ----------
     progress : bool, optional
         Whether progress is shown; by default it is.
-    client : distributed.Client, optional
-        Runs the tasks.
+    connected : callable
+        Of the staging folder: a context whose value is the Client that the tasks go to, or None.
+    wait : float
+        Seconds that a cluster may be without a worker.
     fill : bool
         Whether items of bad files hold the fill value; else bad files are an error.
     part : (int, int), optional
@@ -67,7 +79,8 @@ class How:
     """
 
     progress: bool | None = None
-    client: Any = None
+    connected: Callable[[str], AbstractContextManager[Any]] = _nowhere
+    wait: float = WAIT
     fill: bool = False
     part: tuple[int, int] | None = None
     restart: bool = False
@@ -141,7 +154,7 @@ def _store(
     todo = [k for k in _mine(plan, how) if k not in done]
     if done and how.progress is not False:
         log.warning("resuming: %s of %s are on disk", count(len(done)), plural(plan.blocks, "block"))
-    results = _run_blocks(plan, work, how, held.place, todo) if todo else []
+    results = _run_blocks(plan, work, how, held, todo) if todo else []
     _raise_failures(plan, work, held, results)
     done |= {r.block: r.receipt for r in results if r.receipt is not None}
     if how.part is not None:  # what others have done meanwhile counts as well
@@ -163,6 +176,7 @@ def _store(
         filled=tuple(f"{f['file']}  {f['problem']}" for f in filled),
         blocks=plan.blocks,
         blocks_done=len(done),
+        hosts=_hosts(done),
     )
     if len(done) < plan.blocks:
         return report
@@ -178,6 +192,12 @@ def _store(
             publish(held, moves, plan.target, own_names=lambda: replaceable(plan))
             published.append(report)
     return report
+
+
+def _hosts(done: Mapping[int, Receipt]) -> dict[str, int]:
+    """How many blocks each host has written; none where one has written all."""
+    found = Counter(receipt.host for receipt in done.values())
+    return dict(found) if len(found) > 1 else {}
 
 
 def _published_meanwhile(
@@ -262,8 +282,20 @@ def _whole(found: Mapping[int, list[Receipt]], how: How) -> dict[int, Receipt]:
     return {k: receipt for k, receipt in alone.items() if how.fill or not receipt.filled}
 
 
-def _run_blocks(plan: StorePlan, work: Storable, how: How, folder: str, todo: list[int]) -> list[BlockResult]:
+def _run_blocks(plan: StorePlan, work: Storable, how: How, held: Staging, todo: list[int]) -> list[BlockResult]:
     """The results of the blocks to do, in order; the first failure that is no file's fault ends the run."""
+    with how.connected(held.folder) as client:
+        if client is None:
+            return _results(plan, work, how, held.place, todo)
+        paths = [work.listing.paths[k] for k in {0, len(work.listing.paths) // 2, -1} if work.listing.paths]
+        hosts = Hosts(client, paths=paths, folder=held.place, a_block=plan.memory, wait=how.wait)
+        hosts.await_first()
+        return _results(plan, work, how, held.place, todo, hosts=hosts)
+
+
+def _results(
+    plan: StorePlan, work: Storable, how: How, folder: str, todo: list[int], *, hosts: Hosts | None = None
+) -> list[BlockResult]:
     place = Place(plan.target, folder, plan.plan_id, how.fill, plan.readers)
     graph, keys = work.tasks(plan.bounds, todo, place)
     sizes = np.diff(plan.bounds).tolist()
@@ -281,8 +313,8 @@ def _run_blocks(plan: StorePlan, work: Storable, how: How, folder: str, todo: li
             bad = len(result.bad) if result.receipt is None else len(result.receipt.filled)
             shown_progress.update(items, items * plan.target.item_nbytes, bad)
 
-        if how.client is not None:
-            return _gather(how.client, graph, keys, told)
+        if hosts is not None:
+            return _gather(hosts, graph, keys, told)
         return list(_get(plan, graph, keys, told))
 
 
@@ -325,30 +357,47 @@ def _get_in_processes(plan: StorePlan, graph: Mapping[Any, Any], keys: list[Any]
         raise DaskstackError("a worker process was killed", "look for what killed it; memory?") from exc
 
 
-def _gather(client: Any, graph: Mapping[Any, Any], keys: list[Any], told: Callable[..., None]) -> list[BlockResult]:
-    """Results as they come from a cluster, in the order of the blocks at the end."""
-    from distributed import as_completed
+def _gather(hosts: Hosts, graph: Mapping[Any, Any], keys: list[Any], told: Callable[..., None]) -> list[BlockResult]:
+    """Results as they come from a cluster, in the order of the blocks at the end.
 
-    futures = client.get(dict(graph), keys, sync=False)
+    Each is let go of at once: those that a dead worker still held would be worked out again.
+    """
+    futures = {future.key: future for future in hosts.client.get(dict(graph), keys, sync=False)}
     results: dict[Any, BlockResult] = {}
+    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for future in futures.values():
+        future.add_done_callback(done.put)
     try:
-        for future in as_completed(futures, loop=client.loop):
-            try:
-                results[future.key] = future.result()
-            except DaskstackError:
-                raise
-            except Exception as exc:
-                files = _files_of(graph[future.key])
-                if not files and not type(exc).__module__.startswith("distributed."):  # of a function of the user's
-                    raise
-                raise DaskstackError(
-                    f"the cluster gave up on a block: {type(exc).__name__}{files}",
-                    "look at the workers' logs; the same command goes on",
-                ) from exc
-            told(future.key, results[future.key])
+        looked = time.monotonic()
+        while futures:
+            if time.monotonic() - looked > LOOK_EVERY:
+                hosts.watch()
+                looked = time.monotonic()
+            with suppress(queue.Empty):
+                key = done.get(timeout=LOOK_EVERY).key
+                results[key] = _result_of(futures[key], graph[key])
+                futures.pop(key).release()
+                told(key, results[key])
     finally:
-        client.cancel(futures)
+        hosts.client.cancel(list(futures.values()))
     return [results[key] for key in keys]
+
+
+def _result_of(future: Any, task: Any) -> BlockResult:
+    """What a task gave, or why the cluster has given it up."""
+    try:
+        result: BlockResult = future.result()
+    except DaskstackError:
+        raise
+    except Exception as exc:
+        files = _files_of(task)
+        if not files and not type(exc).__module__.startswith("distributed."):  # of a function of the user's
+            raise
+        raise DaskstackError(
+            f"the cluster gave up on a block: {type(exc).__name__}{files}",
+            "look at the workers' logs; the same command goes on",
+        ) from exc
+    return result
 
 
 def _files_of(task: Any) -> str:

@@ -63,7 +63,7 @@ def test_workers_of_its_own_are_on_loopback_and_encrypted(frames: Path, expected
         "import daskstack, subprocess\n"
         "from daskstack.cluster import connected\n"
         "if __name__ == '__main__':\n"
-        "    with connected('workers', None, 2) as client:\n"
+        "    with connected('workers', None, 2, folder='.') as client:\n"
         "        print(client.scheduler.address)\n"
         "        pids = [*client.run(__import__('os').getpid).values(), __import__('os').getpid()]\n"
         "        found = subprocess.run(['ss', '-ltnp'], capture_output=True, text=True).stdout\n"
