@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -24,7 +25,7 @@ from daskstack.derived import checked
 from daskstack.discover import Listing, Source
 from daskstack.display import Preview
 from daskstack.errors import BadFileError, BadFilesError, UsageError
-from daskstack.jobs import make_jobs
+from daskstack.jobs import SRUN, in_allocation, make_jobs
 from daskstack.names import Labels
 from daskstack.opening import as_json, open_files
 from daskstack.output import Output, open_output
@@ -562,6 +563,8 @@ def build_listed(
     **options: Any,
 ) -> StoreReport:
     """Build of what ``find`` lists; as a part of a build, of what another part has listed for what was asked."""
+    if options.get("cluster") == SRUN:  # before anything is listed: all processes of srun come here
+        return _build_in_allocation(find, opened, out, asked=asked, how=how, **options)
     scheduler = options.get("scheduler")
     if how.part is None:
         stack = opened(find())
@@ -575,6 +578,14 @@ def build_listed(
         own = np.concatenate([stack.file_of[a:b] for a, b in _part_of(made.bounds, how.part)] or [stack.file_of[:0]])
         stack = replace(stack, listing=stack.listing.looked_at_again(np.unique(own)))
         return _carried_out(made, stack, replace(how, request=request, turn=turn), scheduler)
+
+
+def _build_in_allocation(*arguments: Any, asked: Sequence[Any], how: How, **options: Any) -> StoreReport:
+    names = [name for name in inspect.signature(make_jobs).parameters if name in options]
+    jobs = make_jobs(**{name: options.pop(name) for name in names})
+    check_scheduler(options.pop("scheduler", None), options.pop("workers", None), jobs)
+    with in_allocation(jobs) as client:  # type: ignore[arg-type]  # a cluster is named
+        return build_listed(*arguments, asked=asked, how=how, scheduler=client, **options)
 
 
 def _part_of(bounds: NDArray[np.int64], part: tuple[int, int]) -> list[tuple[int, int]]:
@@ -703,6 +714,8 @@ def _planned(
 ) -> StorePlan:
     path = _checked_out(out)
     jobs = make_jobs(cluster, **job_options)
+    if cluster == SRUN:
+        raise UsageError("cluster=srun with a stack", "daskstack.build: one process alone is to list the files")
     if wait is not None and not wait > 0:
         raise UsageError(f"wait={wait!r}", "give seconds, above 0")
     return make_plan(

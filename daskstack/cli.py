@@ -56,6 +56,7 @@ STORE_OPTIONS = (
     "account",
     "interface",
     "cluster_options",
+    "insecure",
     "wait",
 )
 
@@ -199,7 +200,23 @@ def _store_options(command: Command) -> Command:
 def _cluster_options(command: Command) -> Command:
     """The options that say which jobs of a batch system do the work."""
     options = [
-        click.option("--cluster", metavar="NAME", help="Start jobs of slurm, pbs, lsf, sge, ... for it."),
+        click.option(
+            "--cluster", metavar="NAME", help="Start jobs of slurm, pbs, lsf, sge, ... for it; or be one: srun."
+        ),
+        *_job_options(),
+        click.option(
+            "--insecure", is_flag=True, default=None, help="Let traffic be unencrypted where it cannot be (srun)."
+        ),
+        click.option(
+            "--wait", type=float, metavar="SECONDS", help="How long a cluster may be without workers; default 60, 600."
+        ),
+    ]
+    return _decorated(command, options)
+
+
+def _job_options() -> list[Callable[[Any], Any]]:
+    """The options that say what each job is given."""
+    return [
         click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="How many jobs; default 1."),
         click.option("--cores", type=click.IntRange(min=1), metavar="N", help="Cores of each job."),
         click.option("--memory", metavar="SIZE", help="Memory of each job, as in 16GB."),
@@ -215,11 +232,11 @@ def _cluster_options(command: Command) -> Command:
             callback=_named,
             help="Any other argument of dask-jobqueue's class. Repeatable.",
         ),
-        click.option(
-            "--wait", type=float, metavar="SECONDS", help="How long a cluster may be without workers; default 60, 600."
-        ),
     ]
-    return _decorated(command, options)
+
+
+def _with_job_options(command: Command) -> Command:
+    return _decorated(command, _job_options())
 
 
 def _run_options(command: Command) -> Command:
@@ -328,6 +345,31 @@ def build(paths: tuple[str, ...], **options: Any) -> None:
             **_store_arguments(options),
         )
         _say(_json(report) if options["as_json"] else report, options)
+
+
+@main.command(short_help="Print a batch script for a build.", context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, required=True, metavar="SRC... OUT", type=click.UNPROCESSED)
+@click.option(
+    "--way",
+    type=click.Choice(["array", "scheduler"]),
+    default="array",
+    show_default=True,
+    help="Jobs that each do a part, or one job with a Dask scheduler and workers.",
+)
+@_with_job_options
+def sbatch(arguments: tuple[str, ...], *, way: str, **options: Any) -> None:
+    """Print a script for SLURM that builds OUT of SRC; further options are those of build.
+
+    With --cluster-option NAME=VALUE any other option of sbatch.
+    """
+    with _reported(dict.fromkeys(("verbose", "quiet", "debug"), False)):
+        from daskstack.batch import script
+        from daskstack.jobs import make_jobs
+
+        with build.make_context("build", list(arguments)):  # what build would refuse is refused now
+            pass
+        jobs = make_jobs("slurm", **options)
+        click.echo(script(jobs, arguments, way=way), nl=False)  # type: ignore[arg-type]  # a cluster is named
 
 
 @main.command(short_help="What a source or an output is.")

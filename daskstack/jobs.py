@@ -29,6 +29,7 @@ from daskstack.files import uninterrupted
 from daskstack.text import listed, plural
 
 BATCH_SYSTEMS = ("slurm", "pbs", "lsf", "sge", "oar", "moab", "htcondor")
+SRUN = "srun"  # no jobs are asked for: the processes that srun has started are the cluster
 PREFIX = "jobs."  # of the folder with keys and logs
 LOST_AFTER = 15.0  # seconds without any of a job's workers, until another one is asked for
 LOOK_EVERY = 2.0  # seconds
@@ -59,6 +60,8 @@ class Jobs:
         The network interface that scheduler and workers listen on, alone.
     options : mapping
         Arguments of dask-jobqueue's class.
+    insecure : bool
+        Whether traffic may go unencrypted, where it cannot be otherwise.
     """
 
     cluster: str
@@ -70,6 +73,7 @@ class Jobs:
     account: str | None = None
     interface: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    insecure: bool = False
 
     def __str__(self) -> str:
         return f"{plural(self.jobs, 'job')} of {self.cluster}"
@@ -100,6 +104,7 @@ def make_jobs(
     account: str | None = None,
     interface: str | None = None,
     cluster_options: Mapping[str, Any] | None = None,
+    insecure: bool | None = None,
 ) -> Jobs | None:
     """What is asked of a batch system; None where no cluster is to be started.
 
@@ -122,14 +127,20 @@ def make_jobs(
         "account": account,
         "interface": interface,
         "options": cluster_options,
+        "insecure": insecure,
     }
     given: dict[str, Any] = {name: value for name, value in asked.items() if value}
     if cluster is None:
         if given:
             raise UsageError(f"{listed(list(given))} without cluster", f"name it: {', '.join(BATCH_SYSTEMS)}")
         return None
-    if cluster not in BATCH_SYSTEMS:
-        raise UsageError(f"cluster={cluster!r}", f"choose from: {', '.join(BATCH_SYSTEMS)}")
+    if cluster not in (*BATCH_SYSTEMS, SRUN):
+        raise UsageError(f"cluster={cluster!r}", f"choose from: {', '.join((*BATCH_SYSTEMS, SRUN))}")
+    unfit = [name for name in given if (name not in ("interface", "insecure")) == (cluster == SRUN)]
+    if cluster == SRUN and unfit:
+        raise UsageError(f"{listed(unfit)} with cluster=srun", "give them to srun")
+    if cluster != SRUN and insecure:
+        raise UsageError(f"insecure with cluster={cluster}", "leave it out: traffic is encrypted")
     return Jobs(cluster, **given)
 
 
@@ -165,6 +176,50 @@ def started(jobs: Jobs, folder: str) -> Iterator[Any]:
                 _close_keys(cluster)
     finally:
         shutil.rmtree(private, ignore_errors=True)
+
+
+@contextmanager
+def in_allocation(jobs: Jobs) -> Iterator[Any]:
+    """A Client of the cluster that the processes of one ``srun`` make; only the second of them gets here.
+
+    The first one is the scheduler, all from the third on are workers; they end with the Client.
+
+    Raises
+    ------
+    UsageError
+        srun has not started this, or too few processes; or it is not said that traffic may be unencrypted.
+    """
+    import dask
+    from distributed import Client
+
+    interface = jobs.interface or dask.config.get("jobqueue.slurm.interface", None)
+    if not jobs.insecure:
+        raise UsageError("cluster=srun cannot encrypt its traffic", "--insecure, or cluster=slurm, which does")
+    if interface is None:
+        raise UsageError("cluster=srun: no network interface is named", f"--interface NAME; here: {interfaces()}")
+    _jobqueue()
+    from dask_jobqueue.slurm import SLURMRunner, WorldTooSmallException
+
+    if os.environ.get("SLURM_PROCID") != "1":  # the others end by this signal, which they send themselves
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+    scratch = tempfile.mkdtemp()
+    listen = {"interface": interface, "dashboard_address": LOOPBACK}
+    threads = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+    name = f".daskstack.{os.environ.get('SLURM_STEP_ID')}.{{job_id}}.json"
+    try:
+        with (
+            SLURMRunner(  # type: ignore[no-untyped-call]
+                scheduler_file=name,
+                scheduler_options=dict(listen),
+                worker_options={**listen, "nthreads": threads, "local_directory": scratch},
+            ) as runner,
+            Client(runner.scheduler_address, set_as_default=False) as client,
+        ):
+            yield client
+    except (RuntimeError, WorldTooSmallException) as exc:
+        raise UsageError(f"cluster=srun: {exc}", "srun -n N daskstack build ..., with N at least 3") from exc
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _close_keys(cluster: Any) -> None:
@@ -216,7 +271,7 @@ def _arguments(jobs: Jobs, private: str) -> dict[str, Any]:
     asked = jobs.arguments
     if not (asked.get("interface") or configured("interface", None)):
         raise UsageError(
-            f"cluster={jobs.cluster}: no network interface is named", f"--interface NAME; here: {_interfaces()}"
+            f"cluster={jobs.cluster}: no network interface is named", f"--interface NAME; here: {interfaces()}"
         )
     dashboards = ["--dashboard-address", LOOPBACK]
     prologue = ["scratch=$(mktemp -d) && trap 'rm -rf \"$scratch\"' EXIT"]
@@ -237,7 +292,7 @@ def _arguments(jobs: Jobs, private: str) -> dict[str, Any]:
     }
 
 
-def _interfaces() -> str:
+def interfaces() -> str:
     """Names of the network interfaces here."""
     import socket
 

@@ -28,7 +28,7 @@ ROWS: list[set[str]] = [
     {"reads", "receipts"},
     {"tasks"},
     {"stack", "plan", "staging", "progress", "output", "report", "inspection"},
-    {"opening", "checks", "derived", "publication", "xarrays", "hosts"},
+    {"opening", "checks", "derived", "publication", "xarrays", "hosts", "batch"},
     {"run", "cluster", "verification"},
     {"api"},
     {"demo"},

@@ -151,12 +151,11 @@ def test_a_worker_that_is_killed(
             assert not Path("out.npy").exists()
 
 
-def test_a_scheduler_that_is_not_there(frames: Path, monkeypatch: pytest.MonkeyPatch, daskstack: Run) -> None:
-    monkeypatch.setattr("daskstack.cluster.WAIT", 1)
+def test_a_scheduler_that_is_not_there(frames: Path, daskstack: Run) -> None:
     with pytest.raises(DaskstackError, match=r"there is no scheduler file nowhere\.json"):
-        build("frames", "out.npy", scheduler="nowhere.json", progress=False)
+        build("frames", "out.npy", scheduler="nowhere.json", progress=False, wait=1)
     with pytest.raises(DaskstackError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
-        build("frames", "out.npy", scheduler="tcp://127.0.0.1:9", progress=False)
+        build("frames", "out.npy", scheduler="tcp://127.0.0.1:9", progress=False, wait=1)
     assert os.listdir(frames.parent) == ["frames"]
 
 

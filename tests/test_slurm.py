@@ -219,6 +219,53 @@ def test_what_hinders_is_one_message_and_nothing_is_left(
     assert not [job for job in slurm.jobs() if "COMPLETING" not in slurm.run("squeue", "-h", "-j", job, "-o", "%T")]
 
 
+def printed_script(daskstack: Run, *options: str) -> str:
+    done = daskstack("sbatch", "in", "out.npy", "--files-per-block", "50", "--quiet", *options)
+    assert done.returncode == 0, done.stderr
+    Path("job.sh").write_text(done.stdout)
+    return "job.sh"
+
+
+def watched(slurm: Slurm) -> set[str]:
+    """The hosts on which anything in a job has listened, until no job is left."""
+    found: set[str] = set()
+
+    def is_over() -> bool:
+        found.update(address.rpartition(":")[0] for address in listeners(slurm.processes()))
+        return not slurm.jobs()
+
+    until(is_over, "the end of the jobs")
+    return found
+
+
+@pytest.mark.parametrize("way", ["array", "scheduler", "srun"])
+def test_scripts_and_srun_make_what_threads_make(slurm: Slurm, work: Path, daskstack: Run, way: str) -> None:
+    make_files(3000)
+    if way == "array":
+        script = printed_script(daskstack, "--jobs", "4", "--walltime", "5")
+        assert re.fullmatch(r"parts: job \d+; last: job \d+\n", slurm.run("bash", script))
+        assert watched(slurm) == set()
+    elif way == "scheduler":
+        script = printed_script(daskstack, "--way", way, "--jobs", "2", "--memory", "1GB", "--interface", "lo")
+        assert slurm.run("sbatch", script).startswith("Submitted batch job ")
+        assert watched(slurm) == {"127.0.0.1"}
+    else:
+        command = ["srun", "-n", "4", sys.executable, "-m", "daskstack", "build", "in", "out.npy", "--cluster", "srun",
+                   "--files-per-block", "50"]  # fmt: skip
+        refused = subprocess.run(command, env=slurm.env, capture_output=True, text=True, timeout=60, check=False)
+        assert refused.returncode == 2
+        assert "cluster=srun cannot encrypt its traffic\nnext  --insecure, or cluster=slurm" in refused.stderr
+        command += ["--insecure", "--interface", "lo"]
+        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("done  out.npy") == 1
+    build("in", "threads.npy", scheduler="threads", progress=False, files_per_block=50)
+    logs = [path.read_text() for path in work.glob("*.out")]
+    assert Path("out.npy").exists(), logs
+    assert Path("out.npy").read_bytes() == Path("threads.npy").read_bytes()
+    assert not [name for name in os.listdir() if name.startswith(".") or name.endswith(".part")]
+
+
 @pytest.mark.long
 def test_a_wall_time_that_is_shorter_than_the_work(slurm: Slurm, work: Path) -> None:
     hold(10)
