@@ -261,6 +261,23 @@ def read_at(descriptor: int, out: memoryview[Any], offset: int) -> None:
         out, offset = out[done:], offset + done
 
 
+def read_from_disk(path: str, out: memoryview[Any], offset: int) -> None:
+    """Fill ``out`` with a file's bytes at ``offset``, those that this host has in its cache let go of before.
+
+    Raises
+    ------
+    ValueError
+        The file ends before.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, offset, len(out), os.POSIX_FADV_DONTNEED)
+        read_at(descriptor, out, offset)
+    finally:
+        os.close(descriptor)
+
+
 def reserve(descriptor: int, size: int) -> None:
     """Give a new file its size, and take the room for it now where the file system can.
 

@@ -14,7 +14,7 @@ from typing import Any
 from daskstack.errors import DaskstackError
 from daskstack.files import host_name
 from daskstack.jobs import no_workers, refusal
-from daskstack.text import listed, nbytes, plural, shown
+from daskstack.text import nbytes, plural, shown
 
 PACKAGES = ("daskstack", "dask", "distributed", "zarr")
 POLL = 0.2  # seconds
@@ -139,14 +139,12 @@ class Hosts:
                 "give it more memory or fewer cores, or a memory_limit",
             )
 
-    def names(self) -> str:
-        """The hosts, for a message."""
-        return listed(sorted({worker.host for worker in self.workers.values()}))
-
-    def others(self, host: str) -> list[str]:
-        """Addresses of the workers on other hosts that are there now."""
+    def after(self, host: str) -> list[str]:
+        """Addresses of the workers on the host that comes after this one, of all in a ring; none where it is alone."""
         there = self.client.scheduler_info(n_workers=-1)["workers"]
-        return [address for address, worker in self.workers.items() if worker.host != host and address in there]
+        others = {worker.host for address, worker in self.workers.items() if address in there and worker.host != host}
+        following = min(others, key=lambda name: (name < host, name), default=None)
+        return [a for a, worker in self.workers.items() if worker.host == following and a in there]
 
 
 def _versions() -> tuple[str, ...]:

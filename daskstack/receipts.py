@@ -99,4 +99,4 @@ def _parsed(line: bytes, plan_id: str) -> Receipt | None:
         return None
     filled = {int(k): problem for k, problem in fields["filled"].items()}
     checksums, sizes, mtimes = (tuple(fields[name]) for name in ("checksums", "sizes", "mtimes"))
-    return Receipt(fields["block"], checksums, sizes, mtimes, filled, fields["host"])
+    return Receipt(fields["block"], checksums, sizes, mtimes, filled, fields.get("host", ""))

@@ -9,11 +9,12 @@ import platform
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from daskstack.receipts import Receipt
 from daskstack.report import StoreReport, bad_files_csv
 from daskstack.staging import Staging
 from daskstack.targets import Index
-from daskstack.tasks import BlockResult, Place, Storable
+from daskstack.tasks import BlockResult, Place, Storable, differs
 from daskstack.text import count, listed, nbytes, plural, shown
 
 LOOK_EVERY = 2.0  # seconds between looks at a cluster's workers
@@ -154,12 +155,15 @@ def _store(
     todo = [k for k in _mine(plan, how) if k not in done]
     if done and how.progress is not False:
         log.warning("resuming: %s of %s are on disk", count(len(done)), plural(plan.blocks, "block"))
-    results = _run_blocks(plan, work, how, held, todo) if todo else []
-    _raise_failures(plan, work, held, results)
-    done |= {r.block: r.receipt for r in results if r.receipt is not None}
-    if how.part is not None:  # what others have done meanwhile counts as well
-        with files.writing(held.place):
-            done = _whole(receipts.read(held.place, plan.plan_id), how) | done
+    with _hosts_at_work(plan, work, how, held, todo) as hosts:
+        results = _run_blocks(plan, work, how, held.place, todo, hosts=hosts) if todo else []
+        _raise_failures(plan, work, held, results)
+        done |= {r.block: r.receipt for r in results if r.receipt is not None}
+        if how.part is not None:  # what others have done meanwhile counts as well
+            with files.writing(held.place):
+                done = _whole(receipts.read(held.place, plan.plan_id), how) | done
+        if len(done) == plan.blocks and _hosts(done):
+            _read_back(plan, held.place, done, hosts)
     filled = _filled(plan, work, done)
     report = StoreReport(
         plan.out,
@@ -282,27 +286,36 @@ def _whole(found: Mapping[int, list[Receipt]], how: How) -> dict[int, Receipt]:
     return {k: receipt for k, receipt in alone.items() if how.fill or not receipt.filled}
 
 
-def _run_blocks(plan: StorePlan, work: Storable, how: How, held: Staging, todo: list[int]) -> list[BlockResult]:
-    """The results of the blocks to do, in order; the first failure that is no file's fault ends the run."""
+@contextmanager
+def _hosts_at_work(
+    plan: StorePlan, work: Storable, how: How, held: Staging, todo: Sequence[int]
+) -> Iterator[Hosts | None]:
+    """The hosts of a cluster, looked at and found fit; None where there is nothing to do, or this process does it."""
+    if not todo:
+        yield None
+        return
     with how.connected(held.folder) as client:
         if client is None:
-            return _results(plan, work, how, held.place, todo)
-        paths = [work.listing.paths[k] for k in {0, len(work.listing.paths) // 2, -1} if work.listing.paths]
-        hosts = Hosts(client, paths=paths, folder=held.place, a_block=plan.memory, wait=how.wait)
+            yield None
+            return
+        names = work.listing.paths
+        some = [names[k] for k in (0, len(names) // 2, -1)] if names else []
+        hosts = Hosts(client, paths=some, folder=held.place, a_block=plan.memory, wait=how.wait)
         hosts.await_first()
-        return _results(plan, work, how, held.place, todo, hosts=hosts)
+        yield hosts
 
 
-def _results(
-    plan: StorePlan, work: Storable, how: How, folder: str, todo: list[int], *, hosts: Hosts | None = None
+def _run_blocks(
+    plan: StorePlan, work: Storable, how: How, folder: str, todo: list[int], *, hosts: Hosts | None
 ) -> list[BlockResult]:
+    """The results of the blocks to do, in order; the first failure that is no file's fault ends the run."""
     place = Place(plan.target, folder, plan.plan_id, how.fill, plan.readers)
     graph, keys = work.tasks(plan.bounds, todo, place)
     sizes = np.diff(plan.bounds).tolist()
     before = plan.target.items - sum(sizes[k] for k in todo) if how.part is None else 0
     total = before + sum(sizes[k] for k in todo)
     due = set(keys)
-    with Progress(total, f"{plan.unit}s", wanted=how.progress, before=before) as shown_progress:
+    with Progress(total, f"{plan.unit}s", wanted=how.progress, before=before, blocks=len(todo)) as shown_progress:
 
         def told(key: Any, result: Any, *_: Any) -> None:
             if key not in due:  # what computes a block of any array, or another name of its task
@@ -314,7 +327,8 @@ def _results(
             shown_progress.update(items, items * plan.target.item_nbytes, bad)
 
         if hosts is not None:
-            return _gather(hosts, graph, keys, told)
+            futures = hosts.client.get(dict(graph), keys, sync=False)
+            return _gather(hosts, futures, graph, told)
         return list(_get(plan, graph, keys, told))
 
 
@@ -357,36 +371,38 @@ def _get_in_processes(plan: StorePlan, graph: Mapping[Any, Any], keys: list[Any]
         raise DaskstackError("a worker process was killed", "look for what killed it; memory?") from exc
 
 
-def _gather(hosts: Hosts, graph: Mapping[Any, Any], keys: list[Any], told: Callable[..., None]) -> list[BlockResult]:
-    """Results as they come from a cluster, in the order of the blocks at the end.
+def _gather(
+    hosts: Hosts, futures: Sequence[Any], tasks: Mapping[Any, Any], told: Callable[[Any, Any], None]
+) -> list[Any]:
+    """Results as they come from a cluster, in the order of the futures at the end.
 
     Each is let go of at once: those that a dead worker still held would be worked out again.
     """
-    futures = {future.key: future for future in hosts.client.get(dict(graph), keys, sync=False)}
-    results: dict[Any, BlockResult] = {}
+    waiting = {future.key: future for future in futures}
+    results: dict[Any, Any] = dict.fromkeys(waiting)
     done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for future in futures.values():
+    for future in futures:
         future.add_done_callback(done.put)
     try:
         looked = time.monotonic()
-        while futures:
+        while waiting:
             if time.monotonic() - looked > LOOK_EVERY:
                 hosts.watch()
                 looked = time.monotonic()
             with suppress(queue.Empty):
                 key = done.get(timeout=LOOK_EVERY).key
-                results[key] = _result_of(futures[key], graph[key])
-                futures.pop(key).release()
+                results[key] = _result_of(waiting[key], tasks.get(key))
+                waiting.pop(key).release()
                 told(key, results[key])
     finally:
-        hosts.client.cancel(list(futures.values()))
-    return [results[key] for key in keys]
+        hosts.client.cancel(list(waiting.values()))
+    return list(results.values())
 
 
-def _result_of(future: Any, task: Any) -> BlockResult:
+def _result_of(future: Any, task: Any) -> Any:
     """What a task gave, or why the cluster has given it up."""
     try:
-        result: BlockResult = future.result()
+        return future.result()
     except DaskstackError:
         raise
     except Exception as exc:
@@ -397,13 +413,43 @@ def _result_of(future: Any, task: Any) -> BlockResult:
             f"the cluster gave up on a block: {type(exc).__name__}{files}",
             "look at the workers' logs; the same command goes on",
         ) from exc
-    return result
 
 
 def _files_of(task: Any) -> str:
     """The files that a task reads, for a message."""
     reads = [part for part in getattr(task, "args", ()) if isinstance(part, BlockRead)]
     return "".join(f"; its files: {listed([shown(path) for path in read.paths])}" for read in reads)
+
+
+def _read_back(plan: StorePlan, folder: str, done: Mapping[int, Receipt], hosts: Hosts | None) -> None:
+    """See whether blocks that several hosts wrote are on the disk that they share: another host reads each of them.
+
+    Raises
+    ------
+    OutputError
+        One of them is not as it was written.
+    """
+    place = Place(plan.target, folder, plan.plan_id)
+    todo = [(receipt, int(plan.bounds[k])) for k, receipt in sorted(done.items())]
+
+    def told(_: Any, trouble: str) -> None:
+        if trouble:
+            raise OutputError(
+                f"{trouble}; {shown(plan.out)} not made",
+                "the file system mixes up what hosts write: --restart on one host, or build on another file system",
+            )
+
+    if hosts is None:
+        for receipt, start in todo:
+            told(receipt.block, differs(place, receipt, start))
+        return
+    futures = []
+    for host in sorted({receipt.host for receipt, _ in todo}):
+        own = [pair for pair in todo if pair[0].host == host]
+        where = hosts.after(host) or None
+        options = {"workers": where, "allow_other_workers": where is not None, "pure": False}
+        futures += hosts.client.map(partial(differs, place), *zip(*own, strict=True), **options)
+    _gather(hosts, futures, {}, told)
 
 
 def _raise_failures(plan: StorePlan, work: Storable, held: Staging, results: list[BlockResult]) -> None:

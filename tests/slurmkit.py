@@ -121,15 +121,16 @@ class Slurm:
         return self.run("squeue", "-h", "-o", "%A").split()
 
     def processes(self) -> list[int]:
-        """What runs in jobs now: what has this SLURM in its environment, and a job."""
+        """What runs in jobs now, SLURM's own programs apart: what has this SLURM in its environment, and a job."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     names = (entry / "environ").read_bytes().split(b"\0")
+                    own = (entry / "comm").read_text().strip() in ("srun", "slurmstepd")
                 except OSError:  # it is over, or somebody else's
                     continue
-                if f"SLURM_CONF={self.folder}/slurm.conf".encode() in names:
+                if not own and f"SLURM_CONF={self.folder}/slurm.conf".encode() in names:
                     found += [int(entry.name)] if any(n.startswith(b"SLURM_JOB_ID=") for n in names) else []
         return found
 
