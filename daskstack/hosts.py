@@ -69,7 +69,7 @@ class Hosts:
             if refused:
                 raise DaskstackError(f"the batch system refused the jobs: {refused}", "ask for something else")
             if time.monotonic() - self.seen > self.wait:
-                raise no_workers(self.client, "came", self.wait)
+                raise no_workers(self.client, f"no worker came within {self.wait:g} seconds")
             time.sleep(POLL)
 
     def look(self) -> bool:
@@ -100,7 +100,7 @@ class Hosts:
             As for :meth:`look`, and where no worker was there for too long.
         """
         if not self.look() and time.monotonic() - self.seen > self.wait:
-            raise no_workers(self.client, "was there any more", self.wait)
+            raise no_workers(self.client, f"there has been no worker for {self.wait:g} seconds")
 
     def _look_at(self, addresses: list[str]) -> None:
         known = {worker.host for worker in self.workers.values()}

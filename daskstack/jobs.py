@@ -443,10 +443,10 @@ def _last_lines(folder: str) -> str:
     return ""
 
 
-def no_workers(client: Any, wanted: str, seconds: float) -> DaskstackError:
+def no_workers(client: Any, what: str) -> DaskstackError:
     """The error where nobody is there to do the work."""
     state = queue_state(client)
     return DaskstackError(
-        f"no worker {wanted} within {seconds:g} seconds{f'; {state}' if state else ''}",
+        f"{what}{f'; {state}' if state else ''}",
         "see to it that jobs can start, or --wait longer; the same command goes on",
     )

@@ -300,7 +300,7 @@ def _hosts_at_work(
             return
         names = work.listing.paths
         some = [names[k] for k in (0, len(names) // 2, -1)] if names else []
-        hosts = Hosts(client, paths=some, folder=held.place, a_block=plan.memory, wait=how.wait)
+        hosts = Hosts(client, paths=some, folder=held.place, a_block=plan.memory // plan.threads, wait=how.wait)
         hosts.await_first()
         yield hosts
 
@@ -390,10 +390,16 @@ def _gather(
                 hosts.watch()
                 looked = time.monotonic()
             with suppress(queue.Empty):
-                key = done.get(timeout=LOOK_EVERY).key
-                results[key] = _result_of(waiting[key], tasks.get(key))
-                waiting.pop(key).release()
-                told(key, results[key])
+                future = done.get(timeout=LOOK_EVERY)
+                try:
+                    results[future.key] = _result_of(future, tasks.get(future.key))
+                except TimeoutError:
+                    if future.status == "error":  # the task's own
+                        raise
+                    future.add_done_callback(done.put)  # its worker died with it, or is slow: there will be another
+                    continue
+                waiting.pop(future.key).release()
+                told(future.key, results[future.key])
     finally:
         hosts.client.cancel(list(waiting.values()))
     return list(results.values())
@@ -402,8 +408,8 @@ def _gather(
 def _result_of(future: Any, task: Any) -> Any:
     """What a task gave, or why the cluster has given it up."""
     try:
-        return future.result()
-    except DaskstackError:
+        return future.result(timeout=LOOK_EVERY)
+    except (DaskstackError, TimeoutError):
         raise
     except Exception as exc:
         files = _files_of(task)

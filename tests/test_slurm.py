@@ -178,6 +178,25 @@ def test_a_client_that_is_killed_leaves_no_job_and_the_next_run_goes_on(slurm: S
     assert not list(work.rglob("jobs.*"))
 
 
+def test_a_run_without_workers_ends_and_the_next_one_goes_on(slurm: Slurm, work: Path) -> None:
+    hold(10)
+    process = launched("out.npy", files_per_block=1, wait=10)
+    until(lambda: kept("out.npy") == 10, "10 blocks")
+    slurm.run("scontrol", "update", "partitionname=main", "state=down")
+    try:
+        slurm.run("scancel", *slurm.jobs())
+        _, err = process.communicate(timeout=60)
+    finally:
+        slurm.run("scontrol", "update", "partitionname=main", "state=up")
+    assert process.returncode == 1
+    assert re.search(r"DaskstackError: there has been no worker for 10 seconds; squeue: ", err)
+    assert re.search(r"\n1\d of 40 blocks are safe in out\.npy\.part", err)
+    os.unlink(slowly.HOLD)
+    assert "done  out.npy (40, 5, 7) uint16" in ended(launched("out.npy", files_per_block=1))
+    assert same(np.load("out.npy"), expected(40))
+    assert {told()[k] for k in range(10)} == {1}
+
+
 def wrapped_python(mount: str) -> str:
     """A Python for jobs that begins in a mount namespace of its own."""
     path = Path("python.sh")
