@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -19,11 +20,12 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from daskstack import discover, display, files, staging, targets
-from daskstack.cluster import check_place, check_scheduler, connected
+from daskstack.cluster import WAIT, check_main, check_place, check_scheduler, connected
 from daskstack.derived import checked
 from daskstack.discover import Listing, Source
 from daskstack.display import Preview
 from daskstack.errors import BadFileError, BadFilesError, UsageError
+from daskstack.jobs import SRUN, in_allocation, make_jobs
 from daskstack.names import Labels
 from daskstack.opening import as_json, open_files
 from daskstack.output import Output, open_output
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 OnError: TypeAlias = Literal["raise", "fill"]
 
+QUEUE_WAIT = 600.0  # seconds for a job to come through the queue
 SAMPLE_ITEMS = 200
 SAMPLE_SECONDS = 2.0
 
@@ -133,6 +136,9 @@ class Stack(FileStack):
         shards: Sequence[int] | None = None,
         compression: str | None = None,
         zarr_format: int | None = None,
+        wait: float | None = None,
+        cluster: str | None = None,
+        **job_options: Any,
     ) -> StorePlan:
         """Decide how this stack becomes an array at ``out``; nothing is written.
 
@@ -165,6 +171,16 @@ class Stack(FileStack):
         zarr_format : {3, 2}, optional
             Version of the format.  2 has no shards: a chunk is a file, by default a block; compressed by
             ``zstd:1`` where nothing else is asked for, with the checksum that zstd itself offers.
+        wait : float, optional
+            Seconds that a cluster's scheduler or first worker may take to be there, and that it may be without
+            workers later; by default 60, of a batch system 600.
+        cluster : str, optional
+            Start a cluster whose workers are jobs of a batch system (``pip install 'daskstack[hpc]'``): "slurm",
+            "pbs", "lsf", "sge", "oar", "moab" or "htcondor".
+        **job_options
+            Of those jobs: jobs (how many), cores and memory of each, walltime, queue, account, interface
+            (of the network: the one that is listened on) and cluster_options (a mapping with arguments of
+            dask-jobqueue's class); what is left out is as its jobqueue.yaml says.
 
         Returns
         -------
@@ -195,6 +211,9 @@ class Stack(FileStack):
             shards=shards,
             compression=compression,
             zarr_format=zarr_format,
+            wait=wait,
+            cluster=cluster,
+            **job_options,
         )
 
     def to_npy(
@@ -492,7 +511,7 @@ def build(
         As for :meth:`Stack.to_npy`; here one part lists the files, and the others adopt its list.
     **options
         As for :meth:`Stack.plan`: threads, scheduler, workers, memory_limit, overwrite, chunks, shards,
-        compression, zarr_format.
+        compression, zarr_format, wait, cluster and the options of its jobs.
 
     Returns
     -------
@@ -544,6 +563,8 @@ def build_listed(
     **options: Any,
 ) -> StoreReport:
     """Build of what ``find`` lists; as a part of a build, of what another part has listed for what was asked."""
+    if options.get("cluster") == SRUN:  # before anything is listed: all processes of srun come here
+        return _build_in_allocation(find, opened, out, asked=asked, how=how, **options)
     scheduler = options.get("scheduler")
     if how.part is None:
         stack = opened(find())
@@ -557,6 +578,14 @@ def build_listed(
         own = np.concatenate([stack.file_of[a:b] for a, b in _part_of(made.bounds, how.part)] or [stack.file_of[:0]])
         stack = replace(stack, listing=stack.listing.looked_at_again(np.unique(own)))
         return _carried_out(made, stack, replace(how, request=request, turn=turn), scheduler)
+
+
+def _build_in_allocation(*arguments: Any, asked: Sequence[Any], how: How, **options: Any) -> StoreReport:
+    names = [name for name in inspect.signature(make_jobs).parameters if name in options]
+    jobs = make_jobs(**{name: options.pop(name) for name in names})
+    check_scheduler(options.pop("scheduler", None), options.pop("workers", None), jobs)
+    with in_allocation(jobs) as client:  # type: ignore[arg-type]  # a cluster is named
+        return build_listed(*arguments, asked=asked, how=how, scheduler=client, **options)
 
 
 def _part_of(bounds: NDArray[np.int64], part: tuple[int, int]) -> list[tuple[int, int]]:
@@ -679,24 +708,39 @@ def _planned(
     shards: Sequence[int] | None = None,
     compression: str | None = None,
     zarr_format: int | None = None,
+    wait: float | None = None,
+    cluster: str | None = None,
+    **job_options: Any,
 ) -> StorePlan:
     path = _checked_out(out)
+    jobs = make_jobs(cluster, **job_options)
+    if cluster == SRUN:
+        raise UsageError("cluster=srun with a stack", "daskstack.build: one process alone is to list the files")
+    if wait is not None and not wait > 0:
+        raise UsageError(f"wait={wait!r}", "give seconds, above 0")
     return make_plan(
         work,
         path,
         tiling=targets.Tiling(0, _sizes("chunks", chunks), _sizes("shards", shards), compression, zarr_format),
         threads=threads,
-        scheduler=check_scheduler(scheduler, workers),
+        scheduler=check_scheduler(scheduler, workers, jobs),
         workers=workers,
         memory_limit=memory_limit,
         overwrite=overwrite,
         free=files.free_space(path),
+        jobs=jobs,
+        wait=wait,
     )
 
 
 def _carried_out(made: StorePlan, work: Storable, how: How, scheduler: str | Client | None) -> StoreReport:
-    with connected(made.scheduler, scheduler, made.threads) as client:
-        return run(made, work, replace(how, client=client))
+    check_main(made.scheduler)
+    wait = made.wait or (WAIT if made.jobs is None else QUEUE_WAIT)
+
+    def connect(folder: str) -> AbstractContextManager[Any]:
+        return connected(made.scheduler, scheduler, made.threads, folder=folder, jobs=made.jobs, wait=wait)
+
+    return run(made, work, replace(how, connected=connect, wait=wait))
 
 
 def _sizes(option: str, sizes: Any) -> tuple[int, ...] | None:

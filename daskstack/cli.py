@@ -47,6 +47,17 @@ STORE_OPTIONS = (
     "shards",
     "compression",
     "zarr_format",
+    "cluster",
+    "jobs",
+    "cores",
+    "memory",
+    "walltime",
+    "queue",
+    "account",
+    "interface",
+    "cluster_options",
+    "insecure",
+    "wait",
 )
 
 COLOURS = {"done": "green", "equal:": "green", "next": "cyan", "warning:": "yellow"}
@@ -78,6 +89,20 @@ def _words(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str
 def _number(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
     """A whole number, given as one of several choices."""
     return None if text is None else int(text)
+
+
+def _named(_: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any] | None:
+    """Values by name; JSON where they are, else text."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise click.BadParameter("write it as NAME=VALUE", param=parameter)
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values or None
 
 
 def _file_names(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -169,7 +194,49 @@ def _store_options(command: Command) -> Command:
             "--overwrite", is_flag=True, help="Replace an output of daskstack's own, once the new one is complete."
         ),
     ]
+    return _decorated(_cluster_options(command), options)
+
+
+def _cluster_options(command: Command) -> Command:
+    """The options that say which jobs of a batch system do the work."""
+    options = [
+        click.option(
+            "--cluster", metavar="NAME", help="Start jobs of slurm, pbs, lsf, sge, ... for it; or be one: srun."
+        ),
+        *_job_options(),
+        click.option(
+            "--insecure", is_flag=True, default=None, help="Let traffic be unencrypted where it cannot be (srun)."
+        ),
+        click.option(
+            "--wait", type=float, metavar="SECONDS", help="How long a cluster may be without workers; default 60, 600."
+        ),
+    ]
     return _decorated(command, options)
+
+
+def _job_options() -> list[Callable[[Any], Any]]:
+    """The options that say what each job is given."""
+    return [
+        click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="How many jobs; default 1."),
+        click.option("--cores", type=click.IntRange(min=1), metavar="N", help="Cores of each job."),
+        click.option("--memory", metavar="SIZE", help="Memory of each job, as in 16GB."),
+        click.option("--walltime", metavar="TIME", help="Time limit of each job, as in 01:00:00."),
+        click.option("--partition", "--queue", "queue", metavar="NAME", help="Where the jobs queue."),
+        click.option("--account", metavar="NAME", help="Who pays for the jobs."),
+        click.option("--interface", metavar="NAME", help="Network interface to listen on, as in ib0; no other is."),
+        click.option(
+            "--cluster-option",
+            "cluster_options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            callback=_named,
+            help="Any other argument of dask-jobqueue's class. Repeatable.",
+        ),
+    ]
+
+
+def _with_job_options(command: Command) -> Command:
+    return _decorated(command, _job_options())
 
 
 def _run_options(command: Command) -> Command:
@@ -278,6 +345,31 @@ def build(paths: tuple[str, ...], **options: Any) -> None:
             **_store_arguments(options),
         )
         _say(_json(report) if options["as_json"] else report, options)
+
+
+@main.command(short_help="Print a batch script for a build.", context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, required=True, metavar="SRC... OUT", type=click.UNPROCESSED)
+@click.option(
+    "--way",
+    type=click.Choice(["array", "scheduler"]),
+    default="array",
+    show_default=True,
+    help="Jobs that each do a part, or one job with a Dask scheduler and workers.",
+)
+@_with_job_options
+def sbatch(arguments: tuple[str, ...], *, way: str, **options: Any) -> None:
+    """Print a script for SLURM that builds OUT of SRC; further options are those of build.
+
+    With --cluster-option NAME=VALUE any other option of sbatch.
+    """
+    with _reported(dict.fromkeys(("verbose", "quiet", "debug"), False)):
+        from daskstack.batch import script
+        from daskstack.jobs import make_jobs
+
+        with build.make_context("build", list(arguments)):  # what build would refuse is refused now
+            pass
+        jobs = make_jobs("slurm", **options)
+        click.echo(script(jobs, arguments, way=way), nl=False)  # type: ignore[arg-type]  # a cluster is named
 
 
 @main.command(short_help="What a source or an output is.")

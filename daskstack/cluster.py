@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from daskstack.errors import DaskstackError, UsageError
+from daskstack.jobs import Jobs, started
 from daskstack.text import shown
 
 LOCAL = ("threads", "synchronous", "processes")
@@ -52,16 +53,20 @@ def current_client() -> Any:
         return None
 
 
-def check_scheduler(scheduler: object, workers: int | None) -> str:
+def check_scheduler(scheduler: object, workers: int | None, jobs: Jobs | None = None) -> str:
     """The scheduler's name as a plan holds it.
 
     Raises
     ------
     UsageError
-        There is none of that name, or ``workers`` is given as well.
+        There is none of that name, or ``workers`` or a batch system's jobs are given as well.
     """
-    if scheduler is not None and workers is not None:
-        raise UsageError("scheduler and workers are both given", "use one of them")
+    given = {"scheduler": scheduler, "workers": workers, "cluster": jobs}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} are both given", "use one of them")
+    if jobs is not None:
+        return jobs.cluster
     if workers is not None:
         return "workers"
     if scheduler is None:
@@ -93,7 +98,9 @@ def check_place(array: Any, name: str) -> None:
 
 
 @contextmanager
-def connected(name: str, scheduler: object, workers: int) -> Iterator[Any]:
+def connected(
+    name: str, scheduler: object, workers: int, *, folder: str, jobs: Jobs | None = None, wait: float = WAIT
+) -> Iterator[Any]:
     """The Client that a plan's tasks go to; None where they stay on this machine's local schedulers.
 
     Raises
@@ -101,9 +108,10 @@ def connected(name: str, scheduler: object, workers: int) -> Iterator[Any]:
     DaskstackError
         The scheduler is not there, or worker processes cannot start.
     """
-    if name in ("processes", "workers"):
-        _check_main()
-    if name in LOCAL:
+    if jobs is not None:
+        with started(jobs, folder) as client:
+            yield client
+    elif name in LOCAL:
         yield None
     elif name == "client":
         yield current_client() if isinstance(scheduler, str) or scheduler is None else scheduler
@@ -111,12 +119,12 @@ def connected(name: str, scheduler: object, workers: int) -> Iterator[Any]:
         with _local_cluster(workers) as client:
             yield client
     else:
-        with _remote(name) as client:
+        with _remote(name, wait) as client:
             yield client
 
 
-def _check_main() -> None:
-    """See whether a process can be started at all: it imports the script that starts it.
+def check_main(name: str) -> None:
+    """See whether a process can be started, where a scheduler starts some: it imports the script that starts it.
 
     A script that starts processes wherever it is imported would start them in each of them; one that
     does so ends here, so that the script itself can say once what to do.
@@ -126,6 +134,8 @@ def _check_main() -> None:
     DaskstackError
         It cannot.
     """
+    if name not in ("processes", "workers"):
+        return
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         sys.exit(1)
     if not hasattr(sys.modules["__main__"], "__file__"):
@@ -163,19 +173,19 @@ def _local_cluster(workers: int) -> Iterator[Any]:
 
 
 @contextmanager
-def _remote(address: str) -> Iterator[Any]:
+def _remote(address: str, wait: float) -> Iterator[Any]:
     """A cluster that is there already, by its address or its scheduler file."""
     from distributed import Client
 
     is_file = address.endswith(".json")
     begin = time.monotonic()
     while is_file and not os.path.exists(address):  # Client alone would wait for ever
-        if time.monotonic() - begin > WAIT:
+        if time.monotonic() - begin > wait:
             raise DaskstackError(f"there is no scheduler file {shown(address)}", "start the scheduler first")
         time.sleep(0.2)
     try:
         where = {"scheduler_file": address} if is_file else {"address": address}
-        client = Client(**where, timeout=WAIT, set_as_default=False)
+        client = Client(**where, timeout=wait, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as exc:
         raise DaskstackError(f"no Dask scheduler answers at {address}: {exc}", "start it first") from exc
     with client:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -76,6 +77,11 @@ def writing(path: str, need: int = 0) -> Iterator[None]:
         raise OutputError(
             f"cannot write {shown(path)}: {exc.strerror or exc}", "choose a place that can be written"
         ) from exc
+
+
+def host_name() -> str:
+    """What this host is called, for messages and receipts: in a job of SLURM's, the node."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def is_url(path: str) -> bool:
@@ -253,6 +259,23 @@ def read_at(descriptor: int, out: memoryview[Any], offset: int) -> None:
         if not done:
             raise ValueError(f"the file ends {len(out)} bytes too early")
         out, offset = out[done:], offset + done
+
+
+def read_from_disk(path: str, out: memoryview[Any], offset: int) -> None:
+    """Fill ``out`` with a file's bytes at ``offset``, those that this host has in its cache let go of before.
+
+    Raises
+    ------
+    ValueError
+        The file ends before.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, offset, len(out), os.POSIX_FADV_DONTNEED)
+        read_at(descriptor, out, offset)
+    finally:
+        os.close(descriptor)
 
 
 def reserve(descriptor: int, size: int) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from daskstack import display
 from daskstack.blocks import items_per_block, run_bounds
 from daskstack.errors import UsageError
+from daskstack.jobs import Jobs
 from daskstack.targets import Target, Tiling, format_of
 from daskstack.tasks import Storable
 from daskstack.text import count, duration, nbytes, plural, shown, table
@@ -53,7 +54,11 @@ class StorePlan:
         How many of them are read at once; the others are on their way to the disk.
     scheduler : str
         Which of Dask's schedulers runs the tasks: "threads", "synchronous", "processes", "workers",
-        "client", an address or a scheduler file.
+        "client", an address, a scheduler file or a batch system.
+    jobs : Jobs, optional
+        What is asked of the batch system.
+    wait : float, optional
+        Seconds that a cluster may be without a worker.
     memory : int
         Bound on the bytes held for data at once.
     overwrite : bool
@@ -93,6 +98,8 @@ class StorePlan:
     sampled: int = 0
     parsed: int = 0
     about: tuple[tuple[str, str], ...] = ()
+    jobs: Jobs | None = None
+    wait: float | None = None
 
     @property
     def blocks(self) -> int:
@@ -110,12 +117,14 @@ class StorePlan:
         items, unit = self.target.items, self.unit
         places = {"threads": "thread", "processes": "process", "workers": "worker"}
         workers = plural(self.threads, places[self.scheduler]) if self.scheduler in places else "on the cluster"
+        if self.jobs is not None:
+            workers = f"in {self.jobs}"
         if self.scheduler == "synchronous":
             workers = "one after another"
         up_to = "" if per_block * self.blocks == items else "up to "
         work = f"{plural(self.blocks, 'block')} of {up_to}{plural(per_block, unit)}, {workers}"
         disk = f"{nbytes(self.target.nbytes)} in {plural(self.target.file_count(self.labels, self.columns), 'file')}"
-        share = "" if workers != "on the cluster" else " a task"
+        share = "" if self.scheduler in (*places, "synchronous") else " a task"
         rows = [
             *self.about,
             ("work", f"{work}, at most {nbytes(self.memory)} memory{share}"),
@@ -165,6 +174,8 @@ def make_plan(
     memory_limit: float | str | None,
     overwrite: bool,
     free: int | None,
+    jobs: Jobs | None = None,
+    wait: float | None = None,
 ) -> StorePlan:
     """Decide everything; of the tiling, what is left open.
 
@@ -207,6 +218,8 @@ def make_plan(
         columns=len(work.columns) + 1 + len(labels),
         unit=work.unit,
         about=tuple(work.report()),
+        jobs=jobs,
+        wait=wait,
     )
 
 

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from daskstack.text import WIDTH, count, duration, nbytes
+from daskstack.text import WIDTH, count, duration, nbytes, plural
 
 LINE_EVERY = 60.0  # seconds between lines where there is no terminal
 
@@ -25,12 +25,15 @@ class Progress:
         False is silent.
     before : int, optional
         How many of them were done before.
+    blocks : int, optional
+        How many updates are due, where each is a block.
     """
 
-    def __init__(self, total: int, unit: str, *, wanted: bool | None, before: int = 0) -> None:
+    def __init__(self, total: int, unit: str, *, wanted: bool | None, before: int = 0, blocks: int = 0) -> None:
         self.total, self.unit, self.before = total, unit, before
         self.done = before
-        self.nbytes = self.bad = 0
+        self.nbytes = self.bad = self.updates = 0
+        self.blocks = blocks
         self.begin = self.told = time.monotonic()
         self.bar: Any = None
         self.wanted = wanted is not False and sys.stderr is not None and not getattr(sys.stderr, "closed", False)
@@ -62,26 +65,45 @@ class Progress:
         self.done += files
         self.nbytes += nbytes
         self.bad += bad
+        self.updates += 1
         if self.bar is not None:
             self.bar.set_description_str(self.text(), refresh=False)
             self.bar.update(files)
         elif self.wanted and time.monotonic() - self.told >= LINE_EVERY:
             self._line()
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the begin."""
+        return max(1e-9, time.monotonic() - self.begin)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest will take; None where nobody knows."""
+        now = self.done - self.before
+        return self.elapsed * (self.total - self.done) / now if now else None
+
     def text(self) -> str:
         """What is done, how fast, how many are bad, how long it will take."""
-        elapsed = max(1e-9, time.monotonic() - self.begin)
-        now = self.done - self.before
-        left = duration(elapsed * (self.total - self.done) / now) if now else "?"
-        rate = self.nbytes / elapsed
+        left = duration(self.left) if self.left is not None else "?"
+        rate = self.nbytes / self.elapsed
         speed = f"{rate / 1e9:.2f} GB/s" if rate >= 1e7 else f"{rate / 1e6:.2f} MB/s"
         done = f"{count(self.done)}/{count(self.total)} {self.unit}  {nbytes(self.nbytes)}"
         return f"{done}  {speed}  bad {self.bad}  left {left}"
 
+    def _more(self) -> str:
+        """What a line has room for beside: files a second, blocks, the time of day when it will be done."""
+        text = f"  {count(round((self.done - self.before) / self.elapsed))} {self.unit}/s"
+        if self.blocks:
+            text += f"  {count(self.updates)}/{plural(self.blocks, 'block')}"
+        if self.left:
+            text += time.strftime("  until %Y-%m-%d %H:%M", time.localtime(time.time() + self.left))
+        return text
+
     def _line(self) -> None:
         self.told = time.monotonic()
         try:
-            sys.stderr.write(f"{100 * self.done // max(1, self.total):3d}%  {self.text()}\n")
+            sys.stderr.write(f"{100 * self.done // max(1, self.total):3d}%  {self.text()}{self._more()}\n")
             sys.stderr.flush()
         except OSError:  # who reads it has gone, or its disk is full: no reason to stop
             self.wanted = False

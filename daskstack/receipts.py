@@ -38,6 +38,8 @@ class Receipt:
         Of each item's file when it was read; empty where the items come from no file.
     filled : dict of int to str
         Items, counted from the block's first, that hold the fill value, and what was wrong with their files.
+    host : str
+        Who wrote it; no part of what was written.
     """
 
     block: int
@@ -45,6 +47,7 @@ class Receipt:
     sizes: tuple[int, ...] = ()
     mtimes: tuple[int, ...] = ()
     filled: Mapping[int, str] = field(default_factory=dict)
+    host: str = field(default_factory=files.host_name, compare=False)
 
 
 def add(folder: str, plan_id: str, receipt: Receipt) -> None:
@@ -96,4 +99,4 @@ def _parsed(line: bytes, plan_id: str) -> Receipt | None:
         return None
     filled = {int(k): problem for k, problem in fields["filled"].items()}
     checksums, sizes, mtimes = (tuple(fields[name]) for name in ("checksums", "sizes", "mtimes"))
-    return Receipt(fields["block"], checksums, sizes, mtimes, filled)
+    return Receipt(fields["block"], checksums, sizes, mtimes, filled, fields.get("host", ""))

@@ -6,8 +6,8 @@ import csv
 import io
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,8 @@ class StoreReport:
         Items that hold the fill value: the file of each and what was wrong with it.
     blocks, blocks_done : int
         How many there are, and how many are on disk; the output is there only when all are.
+    hosts : dict of str to int
+        How many blocks each host has written, where there were several.
     was_there : bool
         Whether the output was there already, made by the same plan from the same files.
     """
@@ -63,6 +65,7 @@ class StoreReport:
     filled: tuple[str, ...] = ()
     blocks: int = 0
     blocks_done: int = 0
+    hosts: Mapping[str, int] = field(default_factory=dict)
     was_there: bool = False
 
     @property
@@ -87,6 +90,7 @@ class StoreReport:
                 head += f"\n      {count(min(self.parsed, self.read))} of {plural(self.read, 'file')} parsed one by one"
             if self.left_out:
                 head += f"\n      from {plural(self.files, 'file')}; {count(self.left_out)} left out"
+        head += "".join(f"\n      {host}: {plural(n, 'block')}" for host, n in sorted(self.hosts.items()))
         if self.filled:
             more = [f"and {count(len(self.filled) - SHOWN)} more"] if len(self.filled) > SHOWN else []
             head += f"\nfilled {plural(len(self.filled), 'item')} of bad files:"

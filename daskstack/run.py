@@ -6,12 +6,15 @@ import errno
 import logging
 import os
 import platform
+import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ from daskstack.errors import (
     UsageError,
 )
 from daskstack.files import uninterrupted
+from daskstack.hosts import Hosts
 from daskstack.plan import StorePlan
 from daskstack.progress import Progress
 from daskstack.publication import publish, recover
@@ -38,10 +42,17 @@ from daskstack.receipts import Receipt
 from daskstack.report import StoreReport, bad_files_csv
 from daskstack.staging import Staging
 from daskstack.targets import Index
-from daskstack.tasks import BlockResult, Place, Storable
+from daskstack.tasks import BlockResult, Place, Storable, differs
 from daskstack.text import count, listed, nbytes, plural, shown
 
+LOOK_EVERY = 2.0  # seconds between looks at a cluster's workers
+WAIT = 60.0  # seconds for a cluster's workers to be there
+
 log = logging.getLogger("daskstack")
+
+
+def _nowhere(_: str) -> AbstractContextManager[Any]:
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -52,8 +63,10 @@ class How:
     ----------
     progress : bool, optional
         Whether progress is shown; by default it is.
-    client : distributed.Client, optional
-        Runs the tasks.
+    connected : callable
+        Of the staging folder: a context whose value is the Client that the tasks go to, or None.
+    wait : float
+        Seconds that a cluster may be without a worker.
     fill : bool
         Whether items of bad files hold the fill value; else bad files are an error.
     part : (int, int), optional
@@ -67,7 +80,8 @@ class How:
     """
 
     progress: bool | None = None
-    client: Any = None
+    connected: Callable[[str], AbstractContextManager[Any]] = _nowhere
+    wait: float = WAIT
     fill: bool = False
     part: tuple[int, int] | None = None
     restart: bool = False
@@ -141,12 +155,15 @@ def _store(
     todo = [k for k in _mine(plan, how) if k not in done]
     if done and how.progress is not False:
         log.warning("resuming: %s of %s are on disk", count(len(done)), plural(plan.blocks, "block"))
-    results = _run_blocks(plan, work, how, held.place, todo) if todo else []
-    _raise_failures(plan, work, held, results)
-    done |= {r.block: r.receipt for r in results if r.receipt is not None}
-    if how.part is not None:  # what others have done meanwhile counts as well
-        with files.writing(held.place):
-            done = _whole(receipts.read(held.place, plan.plan_id), how) | done
+    with _hosts_at_work(plan, work, how, held, todo) as hosts:
+        results = _run_blocks(plan, work, how, held.place, todo, hosts=hosts) if todo else []
+        _raise_failures(plan, work, held, results)
+        done |= {r.block: r.receipt for r in results if r.receipt is not None}
+        if how.part is not None:  # what others have done meanwhile counts as well
+            with files.writing(held.place):
+                done = _whole(receipts.read(held.place, plan.plan_id), how) | done
+        if len(done) == plan.blocks and _hosts(done):
+            _read_back(plan, held.place, done, hosts)
     filled = _filled(plan, work, done)
     report = StoreReport(
         plan.out,
@@ -163,6 +180,7 @@ def _store(
         filled=tuple(f"{f['file']}  {f['problem']}" for f in filled),
         blocks=plan.blocks,
         blocks_done=len(done),
+        hosts=_hosts(done),
     )
     if len(done) < plan.blocks:
         return report
@@ -178,6 +196,12 @@ def _store(
             publish(held, moves, plan.target, own_names=lambda: replaceable(plan))
             published.append(report)
     return report
+
+
+def _hosts(done: Mapping[int, Receipt]) -> dict[str, int]:
+    """How many blocks each host has written; none where one has written all."""
+    found = Counter(receipt.host for receipt in done.values())
+    return dict(found) if len(found) > 1 else {}
 
 
 def _published_meanwhile(
@@ -262,7 +286,28 @@ def _whole(found: Mapping[int, list[Receipt]], how: How) -> dict[int, Receipt]:
     return {k: receipt for k, receipt in alone.items() if how.fill or not receipt.filled}
 
 
-def _run_blocks(plan: StorePlan, work: Storable, how: How, folder: str, todo: list[int]) -> list[BlockResult]:
+@contextmanager
+def _hosts_at_work(
+    plan: StorePlan, work: Storable, how: How, held: Staging, todo: Sequence[int]
+) -> Iterator[Hosts | None]:
+    """The hosts of a cluster, looked at and found fit; None where there is nothing to do, or this process does it."""
+    if not todo:
+        yield None
+        return
+    with how.connected(held.folder) as client:
+        if client is None:
+            yield None
+            return
+        names = work.listing.paths
+        some = [names[k] for k in (0, len(names) // 2, -1)] if names else []
+        hosts = Hosts(client, paths=some, folder=held.place, a_block=plan.memory // plan.threads, wait=how.wait)
+        hosts.await_first()
+        yield hosts
+
+
+def _run_blocks(
+    plan: StorePlan, work: Storable, how: How, folder: str, todo: list[int], *, hosts: Hosts | None
+) -> list[BlockResult]:
     """The results of the blocks to do, in order; the first failure that is no file's fault ends the run."""
     place = Place(plan.target, folder, plan.plan_id, how.fill, plan.readers)
     graph, keys = work.tasks(plan.bounds, todo, place)
@@ -270,7 +315,7 @@ def _run_blocks(plan: StorePlan, work: Storable, how: How, folder: str, todo: li
     before = plan.target.items - sum(sizes[k] for k in todo) if how.part is None else 0
     total = before + sum(sizes[k] for k in todo)
     due = set(keys)
-    with Progress(total, f"{plan.unit}s", wanted=how.progress, before=before) as shown_progress:
+    with Progress(total, f"{plan.unit}s", wanted=how.progress, before=before, blocks=len(todo)) as shown_progress:
 
         def told(key: Any, result: Any, *_: Any) -> None:
             if key not in due:  # what computes a block of any array, or another name of its task
@@ -281,8 +326,9 @@ def _run_blocks(plan: StorePlan, work: Storable, how: How, folder: str, todo: li
             bad = len(result.bad) if result.receipt is None else len(result.receipt.filled)
             shown_progress.update(items, items * plan.target.item_nbytes, bad)
 
-        if how.client is not None:
-            return _gather(how.client, graph, keys, told)
+        if hosts is not None:
+            futures = hosts.client.get(dict(graph), keys, sync=False)
+            return _gather(hosts, futures, graph, told)
         return list(_get(plan, graph, keys, told))
 
 
@@ -325,36 +371,91 @@ def _get_in_processes(plan: StorePlan, graph: Mapping[Any, Any], keys: list[Any]
         raise DaskstackError("a worker process was killed", "look for what killed it; memory?") from exc
 
 
-def _gather(client: Any, graph: Mapping[Any, Any], keys: list[Any], told: Callable[..., None]) -> list[BlockResult]:
-    """Results as they come from a cluster, in the order of the blocks at the end."""
-    from distributed import as_completed
+def _gather(
+    hosts: Hosts, futures: Sequence[Any], tasks: Mapping[Any, Any], told: Callable[[Any, Any], None]
+) -> list[Any]:
+    """Results as they come from a cluster, in the order of the futures at the end.
 
-    futures = client.get(dict(graph), keys, sync=False)
-    results: dict[Any, BlockResult] = {}
+    Each is let go of at once: those that a dead worker still held would be worked out again.
+    """
+    waiting = {future.key: future for future in futures}
+    results: dict[Any, Any] = dict.fromkeys(waiting)
+    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for future in futures:
+        future.add_done_callback(done.put)
     try:
-        for future in as_completed(futures, loop=client.loop):
-            try:
-                results[future.key] = future.result()
-            except DaskstackError:
-                raise
-            except Exception as exc:
-                files = _files_of(graph[future.key])
-                if not files and not type(exc).__module__.startswith("distributed."):  # of a function of the user's
-                    raise
-                raise DaskstackError(
-                    f"the cluster gave up on a block: {type(exc).__name__}{files}",
-                    "look at the workers' logs; the same command goes on",
-                ) from exc
-            told(future.key, results[future.key])
+        looked = time.monotonic()
+        while waiting:
+            if time.monotonic() - looked > LOOK_EVERY:
+                hosts.watch()
+                looked = time.monotonic()
+            with suppress(queue.Empty):
+                future = done.get(timeout=LOOK_EVERY)
+                try:
+                    results[future.key] = _result_of(future, tasks.get(future.key))
+                except TimeoutError:
+                    if future.status == "error":  # the task's own
+                        raise
+                    future.add_done_callback(done.put)  # its worker died with it, or is slow: there will be another
+                    continue
+                waiting.pop(future.key).release()
+                told(future.key, results[future.key])
     finally:
-        client.cancel(futures)
-    return [results[key] for key in keys]
+        hosts.client.cancel(list(waiting.values()))
+    return list(results.values())
+
+
+def _result_of(future: Any, task: Any) -> Any:
+    """What a task gave, or why the cluster has given it up."""
+    try:
+        return future.result(timeout=LOOK_EVERY)
+    except (DaskstackError, TimeoutError):
+        raise
+    except Exception as exc:
+        files = _files_of(task)
+        if not files and not type(exc).__module__.startswith("distributed."):  # of a function of the user's
+            raise
+        raise DaskstackError(
+            f"the cluster gave up on a block: {type(exc).__name__}{files}",
+            "look at the workers' logs; the same command goes on",
+        ) from exc
 
 
 def _files_of(task: Any) -> str:
     """The files that a task reads, for a message."""
     reads = [part for part in getattr(task, "args", ()) if isinstance(part, BlockRead)]
     return "".join(f"; its files: {listed([shown(path) for path in read.paths])}" for read in reads)
+
+
+def _read_back(plan: StorePlan, folder: str, done: Mapping[int, Receipt], hosts: Hosts | None) -> None:
+    """See whether blocks that several hosts wrote are on the disk that they share: another host reads each of them.
+
+    Raises
+    ------
+    OutputError
+        One of them is not as it was written.
+    """
+    place = Place(plan.target, folder, plan.plan_id)
+    todo = [(receipt, int(plan.bounds[k])) for k, receipt in sorted(done.items())]
+
+    def told(_: Any, trouble: str) -> None:
+        if trouble:
+            raise OutputError(
+                f"{trouble}; {shown(plan.out)} not made",
+                "the file system mixes up what hosts write: --restart on one host, or build on another file system",
+            )
+
+    if hosts is None:
+        for receipt, start in todo:
+            told(receipt.block, differs(place, receipt, start))
+        return
+    futures = []
+    for host in sorted({receipt.host for receipt, _ in todo}):
+        own = [pair for pair in todo if pair[0].host == host]
+        where = hosts.after(host) or None
+        options = {"workers": where, "allow_other_workers": where is not None, "pure": False}
+        futures += hosts.client.map(partial(differs, place), *zip(*own, strict=True), **options)
+    _gather(hosts, futures, {}, told)
 
 
 def _raise_failures(plan: StorePlan, work: Storable, held: Staging, results: list[BlockResult]) -> None:

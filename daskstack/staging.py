@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import io
 import json
 import logging
@@ -33,6 +34,7 @@ import numpy as np
 from daskstack import files, receipts
 from daskstack.discover import Listing
 from daskstack.errors import OutputError
+from daskstack.jobs import PREFIX
 from daskstack.targets import Target, crc32c
 from daskstack.targets.base import record_checksum
 from daskstack.text import listed, plural, shown
@@ -299,6 +301,7 @@ def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> St
                 _throw_away(folder)
             raise _gone(folder)  # noqa: TRY301  # as if it had never been met
         if alone and files.lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            _sweep_jobs(folder)
             place = _moved(place)
             if target.is_written(place):
                 log.warning("a worker of an earlier run is still writing; what it kept is thrown away")
@@ -312,6 +315,12 @@ def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> St
         files.let_go(lock)
         raise
     return Staging(folder, place, lock, root_is_own=True)
+
+
+def _sweep_jobs(folder: str) -> None:
+    """Remove the keys and logs of a cluster whose client was killed."""
+    for path in glob.glob(os.path.join(glob.escape(folder), f"{PREFIX}*")):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _moved(place: str) -> str:

@@ -16,6 +16,7 @@ from daskstack import receipts
 from daskstack.blocks import as_bytes
 from daskstack.discover import Listing
 from daskstack.errors import BadFileError, DaskstackError
+from daskstack.files import host_name
 from daskstack.reads import BlockRead
 from daskstack.receipts import Receipt
 from daskstack.targets import Target, crc32c
@@ -180,6 +181,17 @@ def _stored(block: NDArray[Any], receipt: Receipt, place: Place, start: int) -> 
     place.target.write(place.folder, start, block)
     receipts.add(place.folder, place.plan_id, receipt)
     return BlockResult(receipt.block, receipt)
+
+
+def differs(place: Place, receipt: Receipt, start: int) -> str:
+    """What is wrong with a block as it is read back, by whichever host; nothing where it is as its receipt says."""
+    try:
+        found = checksums_of(place.target.read_back(place.folder, start, len(receipt.checksums)))
+    except Exception as exc:  # noqa: BLE001  # what decoders raise is many
+        return f"block {receipt.block}, written by {receipt.host}, cannot be read by {host_name()}: {exc}"
+    if found != receipt.checksums:
+        return f"block {receipt.block}, written by {receipt.host}, has other bytes when {host_name()} reads it"
+    return ""
 
 
 def checksums_of(block: NDArray[Any]) -> tuple[int, ...]:

@@ -29,7 +29,9 @@ def test_build(frames: Path, expected: Array, daskstack: Run) -> None:
         "      out.k.npy (label)",
         'read  np.load("out.npy", mmap_mode="r")',
     ]
-    assert re.fullmatch(r"100%  12/12 files  840 B  \d+\.\d\d [GM]B/s  bad 0  left 0\.\d s\n", done.stderr)
+    assert re.fullmatch(
+        r"100%  12/12 files  840 B  \d+\.\d\d [GM]B/s  bad 0  left 0\.\d s  [\d,]+ files/s  12/12 blocks\n", done.stderr
+    )
     assert same(np.load("out.npy"), expected)
     assert np.load("out.k.npy").tolist() == list(range(12))
     again = daskstack("build", "frames", "out.npy", "--labels", r"img_(?P<k>\d+)")

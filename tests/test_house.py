@@ -24,19 +24,19 @@ ROWS: list[set[str]] = [
     {"extras"},
     {"blocks", "files", "pictures"},
     {"ahead"},
-    {"discover", "names", "readers", "targets", "display"},
+    {"discover", "names", "readers", "targets", "display", "jobs"},
     {"reads", "receipts"},
     {"tasks"},
     {"stack", "plan", "staging", "progress", "output", "report", "inspection"},
-    {"opening", "checks", "derived", "publication", "xarrays"},
+    {"opening", "checks", "derived", "publication", "xarrays", "hosts", "batch"},
     {"run", "cluster", "verification"},
     {"api"},
     {"demo"},
     {"cli"},
     {"__main__"},
 ]
-HEAVY = {"dask", "distributed", "zarr", "tifffile", "imagecodecs", "tqdm", "matplotlib", "xarray"}
-MAY_IMPORT_DASK = {"stack", "derived", "output", "run", "cluster", "api"}
+HEAVY = {"dask", "distributed", "zarr", "tifffile", "imagecodecs", "tqdm", "matplotlib", "xarray", "dask_jobqueue"}
+MAY_IMPORT_DASK = {"jobs", "stack", "derived", "output", "run", "cluster", "api"}
 
 
 def modules() -> list[Path]:

@@ -63,7 +63,7 @@ def test_workers_of_its_own_are_on_loopback_and_encrypted(frames: Path, expected
         "import daskstack, subprocess\n"
         "from daskstack.cluster import connected\n"
         "if __name__ == '__main__':\n"
-        "    with connected('workers', None, 2) as client:\n"
+        "    with connected('workers', None, 2, folder='.') as client:\n"
         "        print(client.scheduler.address)\n"
         "        pids = [*client.run(__import__('os').getpid).values(), __import__('os').getpid()]\n"
         "        found = subprocess.run(['ss', '-ltnp'], capture_output=True, text=True).stdout\n"
@@ -151,12 +151,11 @@ def test_a_worker_that_is_killed(
             assert not Path("out.npy").exists()
 
 
-def test_a_scheduler_that_is_not_there(frames: Path, monkeypatch: pytest.MonkeyPatch, daskstack: Run) -> None:
-    monkeypatch.setattr("daskstack.cluster.WAIT", 1)
+def test_a_scheduler_that_is_not_there(frames: Path, daskstack: Run) -> None:
     with pytest.raises(DaskstackError, match=r"there is no scheduler file nowhere\.json"):
-        build("frames", "out.npy", scheduler="nowhere.json", progress=False)
+        build("frames", "out.npy", scheduler="nowhere.json", progress=False, wait=1)
     with pytest.raises(DaskstackError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
-        build("frames", "out.npy", scheduler="tcp://127.0.0.1:9", progress=False)
+        build("frames", "out.npy", scheduler="tcp://127.0.0.1:9", progress=False, wait=1)
     assert os.listdir(frames.parent) == ["frames"]
 
 

@@ -209,6 +209,12 @@ class Target(ABC):
         process.
         """
 
+    @abstractmethod
+    def read_back(self, folder: str, start: int, items: int) -> NDArray[Any]:
+        """The block that was written at item ``start``, of the type of the array, from the disk and not from what this
+        host remembers of it.
+        """
+
     @staticmethod
     @abstractmethod
     def read_record(out: str) -> dict[str, Any] | None:

@@ -120,6 +120,13 @@ class NpyTarget(Target):
             finally:
                 os.close(descriptor)
 
+    def read_back(self, folder: str, start: int, items: int) -> NDArray[Any]:
+        block = np.empty((items, *self.shape[self.grid_axes :]), self.dtype)
+        if block.nbytes:
+            offset = len(self.header) + start * self.item_nbytes
+            files.read_from_disk(os.path.join(folder, DATA), as_bytes(block).data, offset)
+        return block
+
     def finish(self, folder: str, out: str, index: Index) -> list[tuple[str, str]]:
         staged = _write_side_files(folder, out, index)
         data = os.path.join(folder, DATA)

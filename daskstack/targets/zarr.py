@@ -31,6 +31,7 @@ from daskstack.targets.zarr_group import (
     group_names,
     has_other_attributes,
     read_array,
+    read_files,
     read_record,
     record_path,
 )
@@ -160,6 +161,19 @@ class ZarrTarget(Target):
             _write_whole(folder, os.path.join(place, name), self._encode(part[region]))
         with files.writing(place):
             files.sync_folder(place)
+
+    def read_back(self, folder: str, start: int, items: int) -> NDArray[Any]:
+        place = os.path.join(folder, GROUP, DATA)
+        found: dict[str, bytes] = {}
+        for name, _ in self._files_of(start):
+            path = os.path.join(place, name)
+            data = bytearray(os.path.getsize(path))
+            files.read_from_disk(path, memoryview(data), 0)
+            found[name] = bytes(data)
+        first = [int(n) for n in np.unravel_index(start, self.grid)]
+        region = tuple(slice(f, f + n) for f, n in zip(first, self._extent(start), strict=True))
+        block = read_files(self._described(), self.compression, found, region)
+        return block.reshape(items, *self.shape[self.grid_axes :])
 
     def _extent(self, start: int) -> tuple[int, ...]:
         """Items along each axis of the grid in the block that begins at an item."""

@@ -174,3 +174,20 @@ def read_array(out: str, name: str, region: tuple[slice, ...] = ()) -> NDArray[A
         warnings.simplefilter("ignore")  # that dates and texts are new to the specification
         array: Any = zarr.open_array(os.path.join(out, name), mode="r")
         return np.asarray(array[region or ...])
+
+
+def read_files(
+    data: Mapping[str, Any], compression: Compression, found: Mapping[str, bytes], region: tuple[slice, ...]
+) -> NDArray[Any]:
+    """A part of the data as zarr-python decodes it, of the files that hold it, by their names."""
+    import zarr
+    from zarr.core.buffer import cpu
+    from zarr.storage import MemoryStore
+
+    contents: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        group: Any = zarr.create_group(store=MemoryStore(contents), zarr_format=data["zarr_format"])
+        _create_data(group, data, compression, [])
+        contents |= {f"{DATA}/{name}": cpu.Buffer.from_bytes(text) for name, text in found.items()}
+        return np.asarray(group[DATA][region])
