@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -18,6 +19,7 @@ from daskstack.text import nbytes, plural, shown
 
 PACKAGES = ("daskstack", "dask", "distributed", "zarr")
 POLL = 0.2  # seconds
+ENDS = 10.0  # seconds that a worker that is told to end may take for the blocks it is at
 SHARED = "share the file system between all hosts, under the same path"
 
 
@@ -52,7 +54,9 @@ class Hosts:
         self.client, self.folder, self.a_block, self.wait = client, folder, a_block, wait
         self.paths = [path for path in paths if os.path.isfile(path)]  # the others are bad files wherever one looks
         self.workers: dict[str, Worker] = {}
+        self.there: set[str] = set()
         self.seen = time.monotonic()
+        self.lost = -math.inf
 
     def await_first(self) -> None:
         """Return when some worker is there and all that are there have been looked at.
@@ -89,10 +93,15 @@ class Hosts:
             raise DaskstackError(f"the scheduler is gone: {exc}", "see its log; the same command goes on") from exc
         if there:
             self.seen = time.monotonic()
+        if self.there - set(there):
+            self.lost = time.monotonic()
+        self.there = set(there)
         return bool(there)
 
-    def watch(self) -> None:
-        """Look again while blocks are done.
+    def watch(self) -> bool:
+        """Look again while blocks are done; whether a worker was lost lately.
+
+        One that is told to end may still write its blocks and their receipts, and tell nobody.
 
         Raises
         ------
@@ -101,6 +110,7 @@ class Hosts:
         """
         if not self.look() and time.monotonic() - self.seen > self.wait:
             raise no_workers(self.client, f"there has been no worker for {self.wait:g} seconds")
+        return time.monotonic() - self.lost < ENDS
 
     def _look_at(self, addresses: list[str]) -> None:
         known = {worker.host for worker in self.workers.values()}
