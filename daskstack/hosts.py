@@ -20,7 +20,7 @@ from daskstack.text import nbytes, plural, shown
 PACKAGES = ("daskstack", "dask", "distributed", "zarr")
 POLL = 0.2  # seconds
 ENDS = 10.0  # seconds that a worker that is told to end may take for the blocks it is at
-SHARED = "share the file system between all hosts, under the same path"
+SHARED = "all hosts must see the same files under the same paths, and be able to write where the output is"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ class Hosts:
         while not self.look():
             refused = refusal(self.client)
             if refused:
-                raise DaskstackError(f"the batch system refused the jobs: {refused}", "ask for something else")
+                raise DaskstackError(
+                    f"the batch system refused the jobs: {refused}",
+                    "ask for what it has: partition, account, walltime, cores, memory",
+                )
             if time.monotonic() - self.seen > self.wait:
                 raise no_workers(self.client, f"no worker came within {self.wait:g} seconds")
             time.sleep(POLL)

@@ -252,10 +252,12 @@ def _cluster(jobs: Jobs, private: str) -> Any:
     command = kind.job_cls.submit_command.split()[0]
     if shutil.which(command) is None:
         raise UsageError(f"cluster={jobs.cluster}: there is no {command} here", "run it on a host that submits jobs")
+    arguments = _arguments(jobs, private)
     try:
-        return kind(private=private, **_arguments(jobs, private))
+        return kind(private=private, **arguments)
     except (ValueError, TypeError, RuntimeError) as exc:
-        raise UsageError(f"cluster={jobs.cluster}: {exc}", "see the options for clusters") from exc
+        words = str(exc).splitlines()[0].partition(". Very likely")[0].removeprefix("Cluster failed to start: ")
+        raise UsageError(f"cluster={jobs.cluster}: {words}", "see the options for clusters") from exc
 
 
 def _arguments(jobs: Jobs, private: str) -> dict[str, Any]:
@@ -356,7 +358,8 @@ class _Job:
 def _own_words(message: str) -> str:
     """What a command printed, without what dask-jobqueue says around it."""
     printed = message.partition("stderr:\n")[2].strip() or message.strip()
-    return "; ".join(line.strip() for line in printed.splitlines() if line.strip())
+    lines = [line.strip().removeprefix("sbatch: error: ") for line in printed.splitlines()]
+    return "; ".join(filter(None, lines))
 
 
 class _Cluster:
@@ -402,7 +405,7 @@ class _Cluster:
         """Drop jobs that are lost, and ask for as many others."""
         from distributed.core import Status
 
-        if self.status != Status.running:  # type: ignore[attr-defined]
+        if self.status != Status.running:
             return
         idle = {name: job for name, job in list(self.workers.items()) if not self._has_workers(name, job)}  # type: ignore[attr-defined]
         ended = await self._ended_in_vain(list(idle.values()))
@@ -411,7 +414,7 @@ class _Cluster:
             self.worker_spec.pop(name, None)  # type: ignore[attr-defined]
         if lost:
             await self._correct_state()  # type: ignore[attr-defined]  # the next one may have the same name
-        if self.status == Status.running:  # type: ignore[attr-defined]
+        if self.status == Status.running:
             self.scale(jobs=self.wanted)  # type: ignore[attr-defined]
 
     def _has_workers(self, name: str, job: Any) -> bool:
@@ -480,7 +483,7 @@ def _last_lines(folder: str) -> str:
         with open(newest, "rb") as f:
             f.seek(max(0, os.path.getsize(newest) - 4096))
             lines = [line.strip() for line in f.read().decode(errors="replace").splitlines() if line.strip()]
-        return f"its log ends: {' | '.join(lines[-LOG_LINES:])}" if lines else ""
+        return f"the newest log ends: {' | '.join(lines[-LOG_LINES:])}" if lines else ""
     return ""
 
 

@@ -248,14 +248,18 @@ def wrapped_python(mount: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queue": "nowhere"}, r"the batch system refused the jobs: .*invalid partition specified: nowhere"),
+        ({"queue": "nowhere"}, r"^the batch system refused the jobs: invalid partition specified: nowhere; "),
         ({"walltime": "2-0", "wait": 3}, r"no worker came within 3 seconds; squeue: job \d+ PENDING Partition"),
         ({"cores": 8, "memory": "800MB"}, r"the worker on n[12] has 590 MB for 8 threads"),
         ("mount -t tmpfs none in", r"the worker on n[12] cannot read in/0\.npy: No such file"),
         ("mount --bind . . && mount -o remount,ro,bind .", r"the worker on n[12] cannot write in out\.npy\.part/"),
         ("sleep 1; echo an error of its own; false", r"no worker came .* ends: an error of its own"),
-        ({"interface": "none0"}, r"'none0' is not a valid network interface"),
-        ({"cluster_options": {"colour": "red"}}, r"unexpected keyword argument 'colour'"),
+        ({"interface": "none0"}, r"^cluster=slurm: 'none0' is not a valid network interface"),
+        ({"interface": None}, r"^cluster=slurm: no network interface is named\nnext  --interface NAME; here: .*\blo\b"),
+        (
+            {"cluster_options": {"colour": "red"}},
+            r"^cluster=slurm: Got unexpected keyword argument 'colour'\nnext  see",
+        ),
     ],
 )
 def test_what_hinders_is_one_message_and_nothing_is_left(
