@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -288,15 +288,15 @@ def printed_script(daskstack: Run, *options: str) -> str:
     return "job.sh"
 
 
-def watched(slurm: Slurm) -> set[str]:
-    """The hosts on which anything in a job has listened, until no job is left."""
+def watched(slurm: Slurm, is_over: Callable[[], bool]) -> set[str]:
+    """The hosts on which anything in a job has listened, until it is over."""
     found: set[str] = set()
 
-    def is_over() -> bool:
+    def look() -> bool:
         found.update(address.rpartition(":")[0] for address in listeners(slurm.processes()))
-        return not slurm.jobs()
+        return is_over()
 
-    until(is_over, "the end of the jobs")
+    until(look, "the end of the jobs")
     return found
 
 
@@ -306,11 +306,11 @@ def test_scripts_and_srun_make_what_threads_make(slurm: Slurm, work: Path, dasks
     if way == "array":
         script = printed_script(daskstack, "--jobs", "4", "--walltime", "5")
         assert re.fullmatch(r"parts: job \d+; last: job \d+\n", slurm.run("bash", script))
-        assert watched(slurm) == set()
+        assert watched(slurm, lambda: not slurm.jobs()) == set()
     elif way == "scheduler":
         script = printed_script(daskstack, "--way", way, "--jobs", "2", "--memory", "1GB", "--interface", "lo")
         assert slurm.run("sbatch", script).startswith("Submitted batch job ")
-        assert watched(slurm) == {"127.0.0.1"}
+        assert watched(slurm, lambda: not slurm.jobs()) == {"127.0.0.1"}
     else:
         command = ["srun", "-n", "4", sys.executable, "-m", "daskstack", "build", "in", "out.npy", "--cluster", "srun",
                    "--files-per-block", "50"]  # fmt: skip
@@ -319,9 +319,11 @@ def test_scripts_and_srun_make_what_threads_make(slurm: Slurm, work: Path, dasks
         ):
             build("in", "out.npy", cluster="srun")
         command += ["--insecure", "--interface", "lo"]
-        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("done  out.npy") == 1
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert watched(slurm, lambda: process.poll() is not None) == {"127.0.0.1"}
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+        assert out.count("done  out.npy") == 1
     build("in", "threads.npy", scheduler="threads", progress=False, files_per_block=50)
     logs = [path.read_text() for path in work.glob("*.out")]
     assert Path("out.npy").exists(), logs
