@@ -8,6 +8,7 @@ import os
 import platform
 import queue
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -248,7 +249,7 @@ def _kept_blocks(plan: StorePlan, work: Storable, how: How, folder: str) -> dict
     for k in sorted(k for k in found if k in mine):
         candidates = found[k]
         region = slice(edges[k], edges[k + 1])
-        now = [tuple(np.asarray(columns[name][region]).tolist()) for name in ("size", "mtime") if name in columns]
+        now = [array("q", np.asarray(columns[name][region]).tobytes()) for name in ("size", "mtime") if name in columns]
         whole = [r for r in candidates if len(r.checksums) == edges[k + 1] - edges[k]]
         same = [r for r in whole if [r.sizes, r.mtimes] == now or not r.sizes]
         valid = [r for r in same if how.fill or not r.filled]
@@ -523,9 +524,9 @@ def _index(plan: StorePlan, work: Storable, done: Mapping[int, Receipt], filled:
     ordered = [done[k] for k in range(plan.blocks)]
     columns = dict(work.columns)
     if "size" in columns and all(r.sizes for r in ordered):  # parts have looked at their own files only
-        columns["size"] = np.array([n for r in ordered for n in r.sizes], np.int64)
-        columns["mtime"] = np.array([n for r in ordered for n in r.mtimes], np.int64)
-    columns["checksum"] = np.array([c for r in ordered for c in r.checksums], np.uint32)
+        columns["size"] = np.frombuffer(b"".join(r.sizes for r in ordered), np.int64)
+        columns["mtime"] = np.frombuffer(b"".join(r.mtimes for r in ordered), np.int64)
+    columns["checksum"] = np.frombuffer(b"".join(r.checksums for r in ordered), np.uint32)
     record = {"created": datetime.now(UTC).isoformat(timespec="seconds"), **_record(plan, work), "filled": filled}
     if filled:
         record["fill_value"] = str(fill_value(plan.target.dtype))
