@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from daskstack import discover, display, files, staging, targets
+from daskstack import discover, display, files, targets
 from daskstack.cluster import WAIT, check_main, check_place, check_scheduler, connected
 from daskstack.derived import checked
 from daskstack.discover import Listing, Source
@@ -35,6 +35,7 @@ from daskstack.reads import ADVICE_FILES
 from daskstack.report import StoreReport
 from daskstack.run import How, run
 from daskstack.stack import FileStack
+from daskstack.staging import turns
 from daskstack.tasks import Storable
 from daskstack.text import count, plural, printable
 from daskstack.xarrays import as_dataset
@@ -572,8 +573,8 @@ def build_listed(
     path = _checked_out(out)
     request = hashlib.sha256(json.dumps([os.getcwd(), as_json(asked), path]).encode()).hexdigest()
     with ExitStack() as turn:
-        turn.enter_context(staging.turn(path))
-        stack = opened(staging.adopted(path, request) or find())
+        turn.enter_context(turns.turn(path))
+        stack = opened(turns.adopted(path, request) or find())
         made = stack.plan(out, **options)
         own = np.concatenate([stack.file_of[a:b] for a, b in _part_of(made.bounds, how.part)] or [stack.file_of[:0]])
         stack = replace(stack, listing=stack.listing.looked_at_again(np.unique(own)))
