@@ -29,7 +29,6 @@ SIDE = 72  # of a thumbnail, in pixels
 THIN = 8  # pixels that a thumbnail has at least
 BAD_COLOUR = "#d64523"
 MOST_NBYTES = 8 << 20  # that are read for one thumbnail
-SHEET_ITEMS = 16
 SHEET_SIDE = 256
 MOST_IN_A_SHEET = 400
 MOST_IN_A_ROW = 4  # of a sheet that has no more

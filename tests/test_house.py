@@ -113,12 +113,12 @@ def test_public_functions_have_examples_and_types() -> None:
         api.open_stack,
         api.build,
         api.open,
-        api.Stack,
-        api.Stack.plan,
-        api.Stack.to_npy,
-        api.Stack.to_zarr,
-        api.Stack.preview,
-        api.Stack.to_xarray,
+        daskstack.Stack,
+        daskstack.Stack.plan,
+        daskstack.Stack.to_npy,
+        daskstack.Stack.to_zarr,
+        daskstack.Stack.preview,
+        daskstack.Stack.to_xarray,
         daskstack.Output.preview,
     ):
         assert ">>> " in inspect.getdoc(value)  # type: ignore[operator]

@@ -66,7 +66,8 @@ def build(paths: tuple[str, ...], **options: Any) -> None:
     given again.
     """
     with reported(options):
-        from daskstack.api import build_listed, make_how
+        from daskstack.api.building import build_listed
+        from daskstack.api.storing import make_how
 
         *sources, out = sources_and_out(paths, options)
         how = make_how(

@@ -11,7 +11,7 @@ from daskstack.cli.options import READ_OPTIONS
 from daskstack.errors import UsageError
 
 if TYPE_CHECKING:
-    from daskstack.api import Stack
+    from daskstack.api.stack import Stack
     from daskstack.discover import Listing
     from daskstack.output import Output
 
