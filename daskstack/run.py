@@ -23,7 +23,6 @@ import daskstack
 from daskstack import files, receipts, staging
 from daskstack.checks import check_output, replaceable
 from daskstack.errors import (
-    SHOWN_BAD_FILES,
     BadFileError,
     BadFilesError,
     DaskstackError,
@@ -45,7 +44,7 @@ from daskstack.staging.locks import publishing
 from daskstack.staging.root import staging_root
 from daskstack.targets import Index
 from daskstack.tasks import BlockResult, Place, Storable, differs
-from daskstack.text import count, listed, nbytes, plural, shown
+from daskstack.text import SHOWN, count, listed, nbytes, plural, shown
 
 LOOK_EVERY = 2.0  # seconds between looks at a cluster's workers
 WAIT = 60.0  # seconds for a cluster's workers to be there
@@ -108,7 +107,7 @@ def run(plan: StorePlan, work: Storable, how: How) -> StoreReport:
         staging.clear_published(plan.out, plan.plan_id)
         return finished
     log.info("%s", plan)
-    for bad in work.condemned()[:SHOWN_BAD_FILES]:
+    for bad in work.condemned()[:SHOWN]:
         log.warning("bad   %s", bad)
     if how.part is not None and not work.repeatable:
         raise UsageError("part with a reader that cannot be pickled", "define it by def at the top of a module")
@@ -480,7 +479,7 @@ def _raise_failures(plan: StorePlan, work: Storable, held: Staging, results: lis
         message += f", {count(kept)} of {plural(plan.blocks, 'block')} kept"
         redo = plural(len({r.block for r in results if r.bad}), "block")
         advice = f"mend them, same command (reads only {redo} again); or --on-error fill"
-    to_list = work.repeatable and (kept or len(ordered) > SHOWN_BAD_FILES)
+    to_list = work.repeatable and (kept or len(ordered) > SHOWN)
     listed_in = _write_list(held.folder, ordered) if to_list else ""
     raise BadFilesError(message, advice, ordered, listed_in)
 

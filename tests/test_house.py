@@ -27,7 +27,7 @@ ROWS: list[set[str]] = [
     {"discover", "names", "readers", "targets", "display", "jobs"},
     {"reads", "receipts"},
     {"tasks"},
-    {"stack", "plan", "staging", "progress", "output", "report", "inspection"},
+    {"stack", "plan", "staging", "progress", "output", "report"},
     {"opening", "checks", "derived", "publication", "xarrays", "hosts", "batch"},
     {"run", "cluster", "verification"},
     {"api"},

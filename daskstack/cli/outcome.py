@@ -18,9 +18,10 @@ from typing import Any, TextIO
 
 import click
 
-from daskstack.errors import SHOWN_BAD_FILES, BadFilesError, DaskstackError, StackWarning, UsageError
+from daskstack.errors import BadFilesError, DaskstackError, StackWarning, UsageError
 from daskstack.files import STOPS
 from daskstack.progress import in_terminal
+from daskstack.text import SHOWN
 
 ERROR, USAGE, STOPPED = 1, 2, 75
 
@@ -62,7 +63,7 @@ def reported(options: dict[str, Any]) -> Iterator[None]:
             raise
         kept = "".join(f"\nkept  {note}; the same command goes on" for note in getattr(exc, "__notes__", []))
         if isinstance(exc, BadFilesError) and options["verbose"]:
-            for bad in exc.files[SHOWN_BAD_FILES:]:
+            for bad in exc.files[SHOWN:]:
                 click.echo(f"bad   {bad}", err=True)
         fail(f"error: {exc}{kept}", USAGE if isinstance(exc, UsageError) else ERROR)
     except _Stopped as exc:

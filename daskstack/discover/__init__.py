@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from daskstack.errors import SourceError, UsageError
 from daskstack.files import absolute, clipped_mtime, is_url, read_regular, stamp
 from daskstack.order import composed, natural_key
-from daskstack.text import count, listed, printable
+from daskstack.text import count, first_of, listed, printable
 
 Source: TypeAlias = "str | os.PathLike[str]"
 
@@ -34,7 +34,6 @@ LITTER_FOLDERS = frozenset({"__macosx", "@eadir", "$recycle.bin", "system volume
 UNFINISHED = ("~", ".tmp", ".part", ".partial", ".crdownload", ".swp")
 SLOW_STAT = 200e-6  # seconds a call: a local disk takes 2 microseconds, a parallel file system about a millisecond
 STAT_THREADS = 32
-MOST_REPORTED = 20
 MOST_RECORD_BYTES = 16 << 20
 NAMED = -1  # stands for the start of the part below the source folder until all files named one by one are known
 _MAGIC = re.compile(r"[*?[]")
@@ -176,11 +175,8 @@ def find(
 def _report(problems: Sequence[str]) -> SourceError:
     if len(problems) == 1:
         return SourceError(problems[0], "check the name; patterns are quoted, as in 'frames/*.tif'")
-    shown = [
-        *problems[:MOST_REPORTED],
-        *([f"and {count(len(problems) - MOST_REPORTED)} more"] * (len(problems) > MOST_REPORTED)),
-    ]
-    return SourceError(f"{count(len(problems))} sources cannot be used\n  " + "\n  ".join(shown), "check the names")
+    lines = [f"{count(len(problems))} sources cannot be used", *first_of(problems)]
+    return SourceError("\n  ".join(lines), "check the names")
 
 
 def _in_natural_order(files: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
