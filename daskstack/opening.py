@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from daskstack import blocks
 from daskstack.discover import Listing, collector_paused
 from daskstack.errors import BadFileError, BadFilesError, UsageError
-from daskstack.names import LabelArrays, Labels, grid_order, read_labels, sort_order
+from daskstack.names import LabelArrays, Labels, read_labels
 from daskstack.readers import Header, Join, Layout, Reader, check, choose
 from daskstack.reads import ADVICE_FILES, in_threads
+from daskstack.sorting import grid_order, sort_order
 from daskstack.stack import FileStack, names_of
 from daskstack.text import count, listed, plural, printable, shown
 

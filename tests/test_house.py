@@ -25,7 +25,7 @@ ROWS: list[set[str]] = [
     {"blocks", "files", "pictures"},
     {"ahead"},
     {"discover", "names", "readers", "targets", "display", "jobs"},
-    {"reads", "receipts"},
+    {"reads", "receipts", "sorting"},
     {"tasks"},
     {"stack", "plan", "staging", "progress", "output", "report"},
     {"opening", "checks", "derived", "publication", "xarrays", "hosts", "batch"},
