@@ -6,6 +6,8 @@ manifest; whoever loses that race adopts the winner's.  Everything in it is writ
 bytes in the same place however often they run.  The lock only tells people of a second run; but who has it for
 itself gives the inner folder a new name, so that what is left of an earlier run, a worker whose parent was killed,
 finds neither the target nor the receipts any more: its files may have changed since it read them.
+
+How a folder is prepared, taken over and left is one protocol, and stands here in one piece.
 """
 
 from __future__ import annotations
