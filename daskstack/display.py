@@ -146,14 +146,23 @@ class Preview:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as a PNG file.
 
+        Parameters
+        ----------
+        path : path
+            Ends in ``.png``; an earlier contact sheet of that name is replaced.
+
         Raises
         ------
         UsageError
             The name does not end in ``.png``.
         OutputExistsError
             There is something else than an earlier contact sheet under that name.
-        OutputError
+        NoSpaceError, OutputError
             It cannot be written.
+
+        Examples
+        --------
+        >>> Preview(b"the bytes of a PNG", "3 of 3 items").save("sheet.png")
         """
         out = os.fspath(path)
         if not out.lower().endswith(".png"):
