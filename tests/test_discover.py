@@ -139,7 +139,7 @@ def test_the_order_does_not_depend_on_the_file_system(tmp_path: Path, monkeypatc
     touch(tmp_path / "d", *(f"t{k}.tif" for k in range(30)), *(f"s{k}/x.tif" for k in range(5)))
     before = found("d")
     real = scan._entries
-    monkeypatch.setattr(scan, "_entries", lambda folder, report: real(folder, report)[::-1])
+    monkeypatch.setattr(scan, "_entries", lambda folder, report: [part[::-1] for part in real(folder, report)])
     assert found("d") == before
 
 

@@ -29,6 +29,7 @@ Source: TypeAlias = "str | os.PathLike[str]"
 
 SLOW_STAT = 200e-6  # seconds a call: a local disk takes 2 microseconds, a parallel file system about a millisecond
 STAT_THREADS = 32
+STATS_AT_ONCE = 256  # a task of these threads
 
 
 @dataclass(frozen=True)
@@ -184,16 +185,22 @@ def _below_common_folder(files: Sequence[tuple[str, int]]) -> list[tuple[str, in
 def _stat_all(paths: Sequence[str], problems: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Size and mtime of every file; on several threads where a call waits for a server."""
     begin = time.perf_counter()
-    first = [_stat(p) for p in paths[:64]]
-    if paths[64:] and (time.perf_counter() - begin) / 64 > SLOW_STAT:
-        with ThreadPoolExecutor(STAT_THREADS) as pool:
-            results = [*first, *pool.map(_stat, paths[64:], chunksize=256)]
-    else:
-        results = [*first, *map(_stat, paths[64:])]
-    problems += [r for r in results if isinstance(r, str)]
-    good = [(0, 0) if isinstance(r, str) else r for r in results]
-    table = np.array(good, dtype=np.int64).reshape(-1, 2)
+    first = _stat_some(paths[:64])
+    is_slow = (time.perf_counter() - begin) / 64 > SLOW_STAT
+    rest = [paths[k : k + STATS_AT_ONCE] for k in range(64, len(paths), STATS_AT_ONCE)]
+    with ThreadPoolExecutor(STAT_THREADS) as pool:
+        results = [first, *(pool.map if is_slow else map)(_stat_some, rest)]
+    for _, wrong in results:
+        problems += wrong
+    table = np.concatenate([part for part, _ in results])
     return table[:, 0].copy(), table[:, 1].copy()
+
+
+def _stat_some(paths: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """A row of size and mtime a file, and what is wrong with those that are none."""
+    found = [_stat(path) for path in paths]
+    wrong = [f for f in found if isinstance(f, str)]
+    return np.array([(0, 0) if isinstance(f, str) else f for f in found], np.int64).reshape(-1, 2), wrong
 
 
 def _stat(path: str) -> tuple[int, int] | str:

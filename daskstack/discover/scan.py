@@ -96,30 +96,30 @@ def _match(folder: str, parts: Sequence[str], start: int, suffixes: tuple[str, .
             _match(below, rest, start, suffixes, found)
         return
     matches = _matcher(part)
-    entries = _entries(folder, found)
-    own = _own_outputs(folder, entries) if not rest else frozenset()
-    for entry in filter(lambda e: matches(e.name), entries):
-        if _is_folder(entry):
-            if _is_wanted_folder(entry, found, hidden=part.startswith(".")):
-                if rest:
-                    _match(entry.path, rest, start, suffixes, found)
-                else:
-                    _scan(entry.path, start, suffixes, found)
-        elif not rest:
-            _take(entry, start, suffixes, found, own, hidden=part.startswith("."))
+    hidden = part.startswith(".")
+    folders, names = _entries(folder, found)
+    own = _own_outputs(folder, names) if not rest else frozenset()
+    for name in filter(matches, names if not rest else ()):
+        _take(os.path.join(folder, name), start, suffixes, found, own, hidden=hidden)
+    for name in filter(matches, folders):
+        below = os.path.join(folder, name)
+        if _is_wanted_folder(below, found, hidden=hidden):
+            if rest:
+                _match(below, rest, start, suffixes, found)
+            else:
+                _scan(below, start, suffixes, found)
 
 
 def _scan(folder: str, start: int, suffixes: tuple[str, ...] | None, found: Found) -> None:
     """Add every usable file in the folder and in those below it."""
-    for below, entries in _folders(folder, found):
-        own = _own_outputs(below, entries)
-        for entry in entries:
-            if not _is_folder(entry):
-                _take(entry, start, suffixes, found, own)
+    for below, names in _folders(folder, found):
+        own = _own_outputs(below, names)
+        for name in names:
+            _take(os.path.join(below, name), start, suffixes, found, own)
 
 
-def _folders(folder: str, found: Found) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
-    """The folder and all wanted ones below it, with what is in them; a link back to a folder above is not followed."""
+def _folders(folder: str, found: Found) -> Iterator[tuple[str, list[str]]]:
+    """The folder and all wanted ones below it, with the names of the files in each; no link back to one above it."""
     todo: list[tuple[str, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
     while todo:
         path, above = todo.pop()
@@ -131,19 +131,23 @@ def _folders(folder: str, found: Found) -> Iterator[tuple[str, list[os.DirEntry[
         if (here.st_dev, here.st_ino) in above:
             found.left_out.append(os.path.basename(path) + "/")
             continue
-        entries = _entries(path, found)
-        yield path, entries
-        below = [entry.path for entry in entries if _is_folder(entry) and _is_wanted_folder(entry, found)]
-        todo += [(path, above | {(here.st_dev, here.st_ino)}) for path in below]
+        folders, names = _entries(path, found)
+        yield path, names
+        below = [os.path.join(path, name) for name in folders]
+        todo += [(b, above | {(here.st_dev, here.st_ino)}) for b in below if _is_wanted_folder(b, found)]
 
 
-def _entries(folder: str, found: Found) -> list[os.DirEntry[str]]:
+def _entries(folder: str, found: Found) -> tuple[list[str], list[str]]:
+    """The names of the folders in a folder, and those of all else."""
+    folders: list[str] = []
+    names: list[str] = []
     try:
         with os.scandir(folder) as entries:
-            return list(entries)
+            for entry in entries:  # the names alone are kept: an entry takes many times as much
+                (folders if _is_folder(entry) else names).append(entry.name)
     except OSError as exc:
         found.problems.append(f"cannot list the folder {printable(folder)}: {exc.strerror}")
-        return []
+    return folders, names
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -153,12 +157,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _is_wanted_folder(entry: os.DirEntry[str], found: Found, *, hidden: bool = False) -> bool:
+def _is_wanted_folder(path: str, found: Found, *, hidden: bool = False) -> bool:
     """Whether to look into a folder: not hidden ones, litter, Zarr stores and staging folders."""
-    name = entry.name.lower()
+    name = os.path.basename(path).lower()
     unwanted = (name.startswith(".") and not hidden) or name in LITTER_FOLDERS or name.endswith(".zarr")
-    if unwanted or (name.endswith(".part") and _is_staging(entry.path)):
-        found.left_out.append(entry.name + "/")
+    if unwanted or (name.endswith(".part") and _is_staging(path)):
+        found.left_out.append(os.path.basename(path) + "/")
         return False
     return True
 
@@ -171,7 +175,7 @@ def _is_staging(folder: str) -> bool:
 
 
 def _take(
-    entry: os.DirEntry[str],
+    path: str,
     start: int,
     suffixes: tuple[str, ...] | None,
     found: Found,
@@ -180,19 +184,20 @@ def _take(
     hidden: bool = False,
 ) -> None:
     """Add one scanned file, unless nobody means it."""
-    name = entry.name.lower()
-    out = (name.startswith(".") and not hidden) or name in LITTER or entry.name in own
-    unusable = name.endswith(UNFINISHED) if suffixes is None else not name.endswith(suffixes)
+    name = os.path.basename(path)
+    lower = name.lower()
+    out = (name.startswith(".") and not hidden) or lower in LITTER or name in own
+    unusable = lower.endswith(UNFINISHED) if suffixes is None else not lower.endswith(suffixes)
     if out or unusable:
-        found.left_out.append(entry.name)
+        found.left_out.append(name)
     else:
-        found.files.append((entry.path, start))
+        found.files.append((path, start))
 
 
-def _own_outputs(folder: str, entries: Sequence[os.DirEntry[str]]) -> frozenset[str]:
+def _own_outputs(folder: str, names: Sequence[str]) -> frozenset[str]:
     """The names in a folder that daskstack made: arrays as long as their records say, and what lies beside them."""
     own: set[str] = set()
-    for record in (e.name for e in entries if e.name.endswith(".npy.json")):
+    for record in (name for name in names if name.endswith(".npy.json")):
         array = record.removesuffix(".json")
         try:
             made = json.loads(read_regular(os.path.join(folder, record), MOST_RECORD_BYTES))["daskstack"]
