@@ -363,7 +363,8 @@ def _root(listing: Listing) -> str:
 def names_of(listing: Listing) -> tuple[str, ...]:
     """The files' paths below the folder that all source folders share."""
     start = len(_root(listing).rstrip("/")) + 1
-    return tuple(path[start:] for path in listing.paths)
+    pairs = zip(listing.paths, listing.below, strict=True)
+    return tuple(below if len(path) - len(below) == start else path[start:] for path, below in pairs)
 
 
 def _renumbered(file_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
