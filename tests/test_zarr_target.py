@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numcodecs.blosc
 import numpy as np
 import pytest
 import tensorstore
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 import daskstack
 from daskstack import blocks, build, open_stack
 from daskstack.errors import BadFilesError, NoSpaceError, OutputError, OutputExistsError, SourceError, UsageError
-from daskstack.targets.shard import Compression, chunk_regions, encode_shard, parse_compression
+from daskstack.targets.shard import Compression, chunk_regions, encode_chunk, encode_shard, parse_compression
 
 
 def read_zarr(out: str | Path) -> Array:
@@ -173,6 +174,19 @@ def test_compressions(frames: Path, expected: Array, text: str) -> None:
 def test_compressions_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match=f"compression='{text}'"):
         parse_compression(text)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f8", "V3", "c16", "U100"])
+@pytest.mark.parametrize(("shuffle", "flag"), [("none", 0), ("shuffle", 1), ("bitshuffle", 4)])
+def test_blosc_shuffles_elements_as_wide_as_the_dtype(dtype: str, shuffle: str, flag: int) -> None:
+    chunk = np.repeat(np.arange(64, dtype="u1"), 6 * 400).view(dtype)
+    encoded = Compression("blosc", shuffle=shuffle).encode(chunk, chunk.itemsize)
+    assert encoded[2] & 5 == flag
+    assert encoded[3] == (chunk.itemsize if chunk.itemsize < 256 else 1)  # the widest that blosc knows
+    assert numcodecs.blosc.decompress(encoded) == chunk.tobytes()
+    summed = encode_chunk(chunk, chunk.shape, Compression("blosc", shuffle=shuffle))  # as Zarr 2 has it
+    assert numcodecs.blosc.decompress(summed)[:-4] == chunk.tobytes()
+    assert summed[3] == {"f8": 4, "c16": 4, "V3": 1, "U100": 4}.get(dtype, chunk.itemsize)  # 4 bytes are its checksum's
 
 
 def test_a_shard_is_what_the_specification_says() -> None:
