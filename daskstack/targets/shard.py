@@ -31,8 +31,8 @@ KINDS = ("none", "zstd", "gzip", "blosc")
 class Compression:
     """How chunks are compressed; a checksum follows always.
 
-    By default by blosc with lz4 after shuffling bits, which of what camera data were tried with is
-    several times as fast as zstd, both ways, for a tenth more bytes (``tests/benchmarks/codecs.py``).
+    By default by blosc with lz4 after shuffling bits: on images of cameras two to three times as fast as
+    zstd, both ways, for 6 to 22 % more bytes (``tests/benchmarks/codecs.py``).
 
     Parameters
     ----------
