@@ -26,19 +26,24 @@ SHAPE = (184, 184)
 FRAMES = 64
 
 
-def make_files(folder: Path, number: int) -> None:
-    """Frames as a camera's: smooth, with noise; few that are really different, each with its number in it."""
-    import tifffile
-
+def frames() -> list[Any]:
+    """Frames as a camera's: smooth, with noise."""
     rng = np.random.default_rng(0)
     y, x = np.indices(SHAPE)
-    frames = [
+    return [
         (500 + 900 * np.exp(-((y - cy) ** 2 + (x - cx) ** 2) / 900) + rng.normal(0, 6, SHAPE)).astype("uint16")
         for cy, cx in rng.uniform(0, 184, (FRAMES, 2))
     ]
+
+
+def make_files(folder: Path, number: int) -> None:
+    """Few frames that are really different, each with its number in it."""
+    import tifffile
+
+    different = frames()
     folder.mkdir()
     for k in range(number):
-        frame = frames[k % FRAMES].copy()
+        frame = different[k % FRAMES].copy()
         frame[0, :2] = k & 0xFFFF, k >> 16
         tifffile.imwrite(folder / f"img_{k:07d}.tif", frame, photometric="minisblack")
 
