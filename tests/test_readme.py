@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import os
 import pickle
 import re
@@ -258,16 +259,27 @@ def test_python_runs(tmp_path: Path, torch: None, monkeypatch: pytest.MonkeyPatc
     assert np.load("raw.npy").tolist() == [frame(7, (4, 5)).tolist()]
 
 
+def notebook_block_with(text: str) -> str:
+    cells = json.loads((ROOT / "notebooks" / "train.ipynb").read_text())["cells"]
+    (cell,) = (source for cell in cells if text in (source := "".join(cell["source"])))
+    return str(cell.split("```python\n")[1].split("```")[0])
+
+
+@pytest.mark.parametrize("where", ["README.md", "train.ipynb"])
 def test_an_item_for_pytorch_is_a_cast_copy_and_a_worker_gets_no_pixels(
-    tmp_path: Path, torch: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, torch: None, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    daskstack.build("frames", "train.npy", labels=r"_(?P<kind>[a-z]+)", progress=False)
-    frames = carried_out("import numpy as np\n" + block_with("import torch"), monkeypatch)["Frames"]()
+    if where == "README.md":
+        name, out, due, code = "Frames", "train.npy", 1.0, "import numpy as np\n" + block_with("import torch")
+    else:
+        name, out, due, code = "Cells", "cells.npy", 0.0, notebook_block_with("import torch")
+    daskstack.build("frames", out, labels=r"_(?P<kind>[a-z]+)", progress=False)
+    frames = carried_out(code, monkeypatch)[name]()
     sent = pickle.dumps(frames)
     inputs, target = frames[7]
-    assert (len(frames), inputs.shape, inputs.dtype, target) == (60, (1, 200, 200), np.dtype("float32"), 1.0)
+    assert (len(frames), inputs.shape, inputs.dtype, target) == (60, (1, 200, 200), np.dtype("float32"), due)
     assert inputs.flags.writeable
-    assert inputs[0, 0, 0] == np.float32(7 / 65535)
+    assert np.unique(inputs).size == 1
     assert len(sent) < 1000
     assert np.array_equal(pickle.loads(sent)[7][0], inputs)
 
