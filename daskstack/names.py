@@ -28,7 +28,7 @@ Labels: TypeAlias = (
 LabelArrays: TypeAlias = dict[str, NDArray[Any]]
 
 TAKEN = frozenset({"item", "file", "page", "size", "mtime", "checksum", "filled", "data", "index", "zarr.json"})
-_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_INTEGER = re.compile(r"[+-]?\d+")  # digits of any script, as the natural order takes them
 KINDS: dict[str, tuple[type, ...]] = {
     "text": (str,),
     "bool": (bool, np.bool_),
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 SHOWN_MISSING = 3
 MOST_DIGITS = 30  # int() of thousands of them is refused by Python itself
-_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def read_labels(names: Sequence[str], labels: Labels | None, full_names: Sequence[str] = ()) -> LabelArrays:
