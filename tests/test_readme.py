@@ -353,7 +353,7 @@ def test_modules_in_the_table_are_those_of_the_package_and_the_diagram_has_no_ot
 def test_every_part_is_in_the_contents_and_every_link_leads_somewhere() -> None:
     titles = re.findall(r"^## (.*)$", README, re.MULTILINE)
     anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
-    contents = README.split("**Contents.**")[1].split("\n\n")[0]
+    contents = README.split("**Contents**\n\n")[1].split("\n\n")[0]
     assert re.findall(r"\[(.*?)\]\(#(.*?)\)", contents) == list(zip(titles, anchors, strict=True))
     assert set(re.findall(r"\]\(#(.*?)\)", README)) == set(anchors)
     files = re.findall(r"\]\((?!https?:|#)(.*?)\)", README)
