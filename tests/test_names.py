@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from daskstack import build
 from daskstack.cli import main
 from daskstack.errors import LabelError, StackWarning, UsageError
-from daskstack.names import missing_numbers, read_labels, sort_order
+from daskstack.names import missing_numbers, read_labels
 from daskstack.order import natural_key
+from daskstack.sorting import sort_order
 
 
 @pytest.mark.parametrize(

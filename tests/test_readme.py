@@ -24,7 +24,8 @@ from test_readers import ReaderContract
 
 import daskstack
 from daskstack import output, readers, targets
-from daskstack.cli import build, main
+from daskstack.cli import main
+from daskstack.cli.commands import build
 from daskstack.jobs import make_jobs
 from daskstack.readers import Reader
 
@@ -341,13 +342,15 @@ def test_the_tests_that_hold_the_promises_are_there() -> None:
 
 def test_modules_in_the_table_are_those_of_the_package_and_the_diagram_has_no_others() -> None:
     package = Path(daskstack.__file__).parent
-    found = {p.stem for p in package.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
+    found = {p.name for p in package.glob("*.py")} | {f"{p.parent.name}/" for p in package.glob("*/__init__.py")}
     (table,) = re.findall(r"^\| where \| what \|\n((?:\|.*\n)+)", README, re.MULTILINE)
-    assert set(re.findall(r"`(\w+)(?:\.py|/)`", table)) == found - {"__init__", "__main__"}
+    assert set(re.findall(r"`(\w+(?:\.py|/))`", table)) == found - {"__init__.py", "__main__.py"}
     (diagram,) = blocks("text")
-    drawn = set(re.findall(r"(\w+)(?:\.py|/)", diagram))
+    drawn = set(re.findall(r"\w+(?:\.py|/)", diagram))
     assert drawn <= found
     assert len(drawn) > 10
+    below = re.findall(r"`((?:readers|targets|verification|tests)/\w+\.py)`", README)
+    assert all((package / name).exists() or (ROOT / name).exists() for name in below)
 
 
 def test_every_part_is_in_the_contents_and_every_link_leads_somewhere() -> None:
