@@ -32,7 +32,7 @@ class Compression:
     """How chunks are compressed; a checksum follows always.
 
     By default by blosc with lz4 after shuffling bits: on images of cameras two to three times as fast as
-    zstd, both ways, for 6 to 22 % more bytes (``tests/benchmarks/codecs.py``).
+    zstd, both ways, for 6 to 22 % more bytes (``tests/benchmarks/compressions.py``).
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Compressions of Zarr chunks on images, side by side: prints a table of size and speed for each.
 
-    python tests/benchmarks/codecs.py [--most 32] [FILE ...]
+    python tests/benchmarks/compressions.py [--most 32] [FILE ...]
 
 Each FILE is a TIFF or .npy, whose pages or items are one chunk each; without any, frames as a camera's are made.
 Times are of the processor, in one thread, the best of several rounds; a chunk is encoded as daskstack does it,
