@@ -131,7 +131,7 @@ def test_what_a_worker_of_a_killed_client_still_writes_is_waited_for_and_what_is
 def test_a_worker_with_other_versions_is_named(
     frames: Path, two_hosts: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daskstack.hosts.version", lambda name: "0.1")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1")
     with pytest.raises(
         DaskstackError, match=r"the worker on [ab] has daskstack \S+ \(here 0\.1\), dask \S+ \(here 0\.1\), "
     ):
