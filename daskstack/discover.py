@@ -30,7 +30,10 @@ from daskstack.text import count, listed, printable
 Source: TypeAlias = "str | os.PathLike[str]"
 
 LITTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"})
-LITTER_FOLDERS = frozenset({"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"})
+LOCKS = "~$"  # what office programs put before the name of a file that is open
+LITTER_FOLDERS = frozenset(
+    {"__macosx", "@eadir", "$recycle.bin", "#recycle", "system volume information", "lost+found"}
+)
 UNFINISHED = ("~", ".tmp", ".part", ".partial", ".crdownload", ".swp")
 SLOW_STAT = 200e-6  # seconds a call: a local disk takes 2 microseconds, a parallel file system about a millisecond
 STAT_THREADS = 32
@@ -352,7 +355,7 @@ def _take(
 ) -> None:
     """Add one scanned file, unless nobody means it."""
     name = entry.name.lower()
-    out = (name.startswith(".") and not hidden) or name in LITTER or entry.name in own
+    out = (name.startswith(".") and not hidden) or name.startswith(LOCKS) or name in LITTER or entry.name in own
     unusable = name.endswith(UNFINISHED) if suffixes is None else not name.endswith(suffixes)
     if out or unusable:
         found.left_out.append(entry.name)
