@@ -213,7 +213,7 @@ def clipped_mtime(found: os.stat_result) -> int:
 
 
 def write_new(path: str, data: bytes) -> None:
-    """Make a file that was not there, whole and synced.
+    """Make a file that was not there, whole and synced, or none.
 
     Raises
     ------
@@ -224,6 +224,10 @@ def write_new(path: str, data: bytes) -> None:
     try:
         write_at(descriptor, memoryview(data), 0)
         sync(descriptor)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
     finally:
         os.close(descriptor)
 

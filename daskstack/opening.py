@@ -206,7 +206,8 @@ def _first_header(reader: Reader, paths: Sequence[str]) -> tuple[Header, str]:
             return reader.probe(path), path
         except BadFileError as exc:
             bad.append(exc)
-    raise BadFilesError(f"none of {plural(len(paths), 'file')} can be read", ADVICE_FILES, bad)
+    found = f"none of {count(len(paths))} files can be read" if len(paths) > 1 else "the file cannot be read"
+    raise BadFilesError(found, ADVICE_FILES, bad)
 
 
 def _all_rows(reader: Reader, paths: Sequence[str], due: Header) -> NDArray[np.int64]:

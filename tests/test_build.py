@@ -213,7 +213,7 @@ def test_all_bad_files_come_in_one_report_and_nothing_is_made(frames: Path) -> N
             f"4 of 12 files are bad; out.npy not made{kept}",
             "  frames/img_2.tif  empty file (0 bytes)",
             "  frames/img_5.tif  found (1, 7) uint16, due (5, 7) uint16",
-            "  frames/img_9.tif  found uint8, due uint16",
+            "  frames/img_9.tif  found uint8, due uint16; or cast all files by dtype=",
             f"  frames/img_10.tif  not a TIFF file but {pointer}",
             *bad_list,
             f"next  mend them, same command (reads only {redo} again); or --on-error fill" if kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import json
 import os
 import pty
@@ -460,3 +461,41 @@ def test_a_list_of_all_bad_files_is_written_where_it_is_asked_for(
         path.unlink()
     main(["plan", "frames", "out.npy", "--check", "--bad", "none.csv"], standalone_mode=False)
     assert sorted(os.listdir(frames.parent)) == ["bad.csv", "frames"]
+
+
+def test_a_list_of_bad_files_for_which_there_is_no_room_is_not_left_half_written(
+    frames: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from daskstack.cli import main
+
+    real = os.pwrite
+
+    def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+        if offset:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data[:10], offset)
+
+    (frames / "img_3.tif").write_bytes(b"")
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(SystemExit):
+        main(["plan", "frames", "out.npy", "--check", "--bad", "bad.csv"], standalone_mode=False)
+    assert capsys.readouterr().err.startswith("error: cannot write bad.csv: the disk is full")
+    assert os.listdir(frames.parent) == ["frames"]
+
+
+def test_one_bad_file_in_ten_thousand_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from daskstack.cli import main
+
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "good.npy", image(1))
+    for k in range(10_000):
+        (tmp_path / f"in/{k}.npy").hardlink_to(tmp_path / "good.npy")
+    (tmp_path / "in/6789.npy").unlink()
+    np.save(tmp_path / "in/6789.npy", image(1, (7, 5)))  # as long as the others
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", str(tmp_path / "in"), str(tmp_path / "out.npy"), "--check"], standalone_mode=False)
+    assert caught.value.code == 1
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "error: 1 of 10,000 files is bad; nothing was written",
+        f"  {tmp_path}/in/6789.npy  found (7, 5) uint16, due (5, 7) uint16",
+    ]

@@ -309,6 +309,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "none.png": (png(noise(1), height=0), "its header says (0, 37) uint8"),
     "grey.jpg": (PHOTO[: len(PHOTO) // 2] + bytes(len(PHOTO) // 2), "cut short: it has no end marker"),
     "a.jpg": (PLAIN, "not a JPEG image but a PNG image"),
+    "lines.png": (PLAIN.replace(b"\r\n", b"\n", 1), r"a PNG image whose first bytes are damaged: b'\x89PNG\n\x1a\n"),
     "a.png": (PHOTO, "not a PNG image but a JPEG image"),
     "gif.png": (frames_of("GIF"), "not a PNG image but a GIF image; save its frames as PNG or TIFF files"),
     "cut.webp": (KINDS["lossy.webp"][0][:-1], "bytes where its header says"),

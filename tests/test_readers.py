@@ -118,7 +118,8 @@ class ReaderContract:
     def test_another_dtype(self, tmp_path: Path) -> None:
         for dtype in {*self.dtypes} - {self.dtype}:
             (path,) = self.files(tmp_path, [image(0, self.shape, dtype)])
-            assert self.refused(path, self.due()).problem == f"found {dtype}, due {self.dtype}"
+            due = f"{self.dtype}; or cast all files by dtype="
+            assert self.refused(path, self.due()).problem == f"found {dtype}, due {due}"
 
     def test_empty_file(self, tmp_path: Path) -> None:
         path = tmp_path / f"empty{self.suffix}"

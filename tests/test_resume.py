@@ -1510,7 +1510,7 @@ def test_plan_check_names_every_bad_file_and_writes_nothing(frames: Path, daskst
         "error: 3 of 12 files are bad; nothing was written",
         "  frames/img_2.tif  empty file (0 bytes)",
         "  frames/img_5.tif  found (4, 7) uint16, due (5, 7) uint16",
-        "  frames/img_9.tif  found float32, due uint16",
+        "  frames/img_9.tif  found float32, due uint16; or cast all files by dtype=",
         "next  mend or leave out these files",
     ]
     assert os.listdir(frames.parent) == ["frames"]
@@ -1685,6 +1685,8 @@ def test_a_finished_output_with_a_byte_overwritten_is_not_taken_for_done(forty: 
             "next  move it away, or choose another OUT"
         )
     assert path.read_bytes() == data
+    report = ds.verify(out, data=True, progress=False)
+    assert (report.status, [(p.item, p.file) for p in report.problems]) == (1, [(item, f"a{item:02}.npy")])
     if out == "out.npy":  # the index tells which item it is, and of which file
         found = [f"{ds.targets.crc32c(part):08x}" for part in np.load(out)]
         differ = [k for k, (a, b) in enumerate(zip(found, index_of(out, "checksum"), strict=True)) if a != b]

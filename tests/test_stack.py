@@ -229,6 +229,8 @@ def test_where_no_header_can_be_read_all_files_are_named(frames: Path) -> None:
         open_stack("frames")
     assert [os.path.basename(f.path) for f in caught.value.files] == [f"img_{k}.tif" for k in range(12)]
     assert "none of 12 files can be read" in str(caught.value)
+    with pytest.raises(BadFilesError, match=r"^the file cannot be read\n  frames/img_3\.tif  empty file"):
+        open_stack("frames/img_3.tif")
 
 
 def test_bad_files_of_a_block_come_together(frames: Path) -> None:
@@ -236,7 +238,10 @@ def test_bad_files_of_a_block_come_together(frames: Path) -> None:
     tifffile.imwrite(frames / "img_5.tif", image(5, dtype="uint8"), photometric="minisblack")
     with pytest.raises(BadFilesError) as caught:
         open_stack("frames", files_per_block=12).array.compute()
-    assert [f.problem for f in caught.value.files] == ["empty file (0 bytes)", "found uint8, due uint16"]
+    assert [f.problem for f in caught.value.files] == [
+        "empty file (0 bytes)",
+        "found uint8, due uint16; or cast all files by dtype=",
+    ]
     assert isinstance(caught.value.files[0], BadFileError)
 
 

@@ -15,7 +15,10 @@ from daskstack.order import composed
 from daskstack.text import listed, printable
 
 LITTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"})
-LITTER_FOLDERS = frozenset({"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"})
+LOCKS = "~$"  # what office programs put before the name of a file that is open
+LITTER_FOLDERS = frozenset(
+    {"__macosx", "@eadir", "$recycle.bin", "#recycle", "system volume information", "lost+found"}
+)
 UNFINISHED = ("~", ".tmp", ".part", ".partial", ".crdownload", ".swp")
 MOST_RECORD_BYTES = 16 << 20
 NAMED = -1  # stands for the start of the part below the source folder until all files named one by one are known
@@ -186,7 +189,7 @@ def _take(
     """Add one scanned file, unless nobody means it."""
     name = os.path.basename(path)
     lower = name.lower()
-    out = (name.startswith(".") and not hidden) or lower in LITTER or name in own
+    out = (name.startswith(".") and not hidden) or name.startswith(LOCKS) or lower in LITTER or name in own
     unusable = lower.endswith(UNFINISHED) if suffixes is None else not lower.endswith(suffixes)
     if out or unusable:
         found.left_out.append(name)

@@ -29,14 +29,19 @@ from daskstack.text import plural, shape_text
 Join: TypeAlias = Literal["stack", "concat"]
 Array: TypeAlias = NDArray[Any]
 
+CAST_ALL = "; or cast all files by dtype="
 NOT_THE_FILES_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 # What people meet under an image's name; each with what to do about it.
 FOREIGN = (
     (b"version https://git-lfs", "a Git LFS pointer (text, not data); fetch the data with: git lfs pull"),
+    (b"/annex/objects/", "a git-annex pointer (text, not data); fetch the data with: git annex get"),
+    (b"outs:\n- md5:", "a DVC pointer (text, not data); fetch the data with: dvc pull"),
+    (b'{"', "a JSON text, as a failed download leaves it"),
     (b"<!doctype html", "an HTML page, as a failed download leaves it; download the file again"),
     (b"<html", "an HTML page, as a failed download leaves it; download the file again"),
     (b"<?xml", "an XML text"),
+    (b"PK\x05\x06", "an empty ZIP archive"),
     (b"PK\x03\x04", "a ZIP archive, as np.savez writes it (.npz); save its arrays one by one with np.save"),
     (b"\x93NUMPY", "a NumPy .npy file under another suffix"),
     (b"II*\x00", "a TIFF file under another suffix"),
@@ -51,8 +56,11 @@ FOREIGN = (
     (b"\x00\x00\x00\x0cJXL ", "a JPEG XL image"),
     (b"\x89HDF", "an HDF5 file"),
     (b"\x1f\x8b", "gzip-compressed data; unpack it first"),
+    (b"BZh", "bzip2-compressed data; unpack it first"),
+    (b"\xfd7zXZ", "xz-compressed data; unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "Zstandard-compressed data; unpack it first"),
     (b"\x00\x05\x16\x07", "a resource fork of macOS (AppleDouble)"),
-    (b"\x80\x04", "a Python pickle; daskstack never loads pickles"),
+    *((bytes([0x80, protocol]), "a Python pickle; daskstack never loads pickles") for protocol in range(2, 6)),
 )
 
 
@@ -317,7 +325,8 @@ def check(path: str, found: Header, due: Header) -> None:
     if found.shape != due.shape:
         raise BadFileError(path, f"{shape_text(found.shape)} {found.dtype}", f"{shape_text(due.shape)} {due.dtype}")
     if found.dtype != due.dtype:
-        raise BadFileError(path, str(found.dtype), str(due.dtype))
+        numbers = can_hold_numbers(found.dtype) and can_hold_numbers(due.dtype)
+        raise BadFileError(path, str(found.dtype), f"{due.dtype}{CAST_ALL if numbers else ''}")
     if found.dims != due.dims and "s" in (*found.dims, *due.dims) and len(found.dims) == len(due.dims):
         # The samples of colour lie along another axis: the same numbers would mean other pixels.
         raise BadFileError(path, f"axes ({', '.join(found.dims)})", f"({', '.join(due.dims)})")
@@ -361,6 +370,8 @@ def refuse_foreign(path: str, head: bytes, kind: str) -> BadFileError:
     """The error for a file that does not begin as its kind does."""
     text = head.lstrip().lower()
     for magic, what in FOREIGN:
+        if what == kind and head.startswith(magic):  # as a transfer of text leaves it, which changes ends of lines
+            return BadFileError(path, f"{kind} whose first bytes are damaged: {head[:8]!r}")
         if head.startswith(magic) or text.startswith(magic.lower()):
             return BadFileError(path, f"not {kind} but {what}")
     if not head.strip(b"\x00"):

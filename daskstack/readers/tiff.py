@@ -12,7 +12,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
@@ -44,12 +44,14 @@ SLIDES = frozenset(
 NO_IMAGE = "a TIFF file without an image that can be read"
 MOST_LISTED = 8
 ONE_IMAGE = ("shaped", "imagej", "ome", "uniform", "generic")  # tifffile's kinds of series that say nothing of strips
+NODATA = 42113  # GDAL's tag
 CCITT = (2, 3, 4)  # of fax machines
 # How many bytes one stored byte stands for at most: LZW, Deflate (by two numbers), PackBits, Zstandard.
 MOST_EXPANDED = {5: 4096, 8: 1040, 32946: 1040, 32773: 64, 50000: 1 << 16}
 MOST_TILE_NBYTES = 64 << 20  # of a tile that is larger than its page
 # What tifffile warns of that says nothing of the pixels, with the reason.
 HARMLESS = (
+    "parsing GDAL_NODATA tag raised",  # what tiles hold that are not stored: _check_fill sees to those
     "imagej_metadata> raised",  # ImageJ's own tags (overlays, display ranges, texts), which no reader needs for pixels
 )
 
@@ -82,7 +84,7 @@ class TiffReader(Reader):
         with self._opened(path) as (tif, series, page_ndim):
 
             def read(out: Array, start: int) -> None:
-                with _strict(path), _needing_codecs(path):
+                with _strict(path), _decoding(path):
                     _read(tif, series, out, start)
 
             shape, dtype = tuple(map(int, series.shape)), np.dtype(series.dtype)
@@ -249,13 +251,16 @@ def _strict(path: str) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _needing_codecs(path: str) -> Iterator[None]:
+def _decoding(path: str) -> Iterator[None]:
+    """Say what a decoder means."""
     try:
         yield
     except Exception as exc:
         if isinstance(exc, ImportError) or "imagecodecs" in str(exc):
             problem = "is compressed in a way that needs the package imagecodecs: pip install imagecodecs"
             raise BadFileError(path, problem) from exc
+        if type(exc).__module__.startswith("imagecodecs"):  # a codec's own kind
+            raise BadFileError(path, f"its pixels cannot be decoded ({type(exc).__name__}: {exc})") from exc
         raise
 
 
@@ -374,7 +379,10 @@ def _check_segments(path: str, number: int, page: Any, size: int) -> None:
         if (not offset or not length) and (offset or length or not key.is_tiled):
             raise BadFileError(path, f"page {number} has a strip that is not stored")
         if offset + length > size:
-            raise BadFileError(path, f"page {number} ends at byte {offset + length}", f"within its {size} bytes")
+            found = f"page {number} ends at byte {offset + length}, the file at {size}"
+            raise BadFileError(path, f"cut short, or not yet copied: {found}")
+    if not all(page.dataoffsets):
+        _check_fill(path, number, key)
     if key.compression in CCITT and key.bitspersample != 1:
         raise BadFileError(path, f"page {number} of {key.bitspersample} bits", "1, as its compression is for")
     if key.bitspersample == 24 and key.dtype is not None and key.dtype.kind != "f":
@@ -383,6 +391,15 @@ def _check_segments(path: str, number: int, page: Any, size: int) -> None:
         _check_tile(path, number, key)
     else:
         _check_strips(path, number, sum(page.databytecounts), key)
+
+
+def _check_fill(path: str, number: int, key: TiffPage) -> None:
+    """Refuse tiles that are not stored where their value is none of their dtype: tifffile would take 0."""
+    given = key.tags.valueof(NODATA)
+    with suppress(ValueError):
+        if given is None or np.array_equal(float(given.replace(",", ".")), key.nodata, equal_nan=True):
+            return
+    raise BadFileError(path, f"page {number} has tiles that are not stored, of value {given}, which is no {key.dtype}")
 
 
 def _check_tile(path: str, number: int, key: TiffPage) -> None:
