@@ -327,20 +327,13 @@ def test_npy(tmp_path: Path, join: Any) -> None:
     assert NpyReader(join).layout(others[1]) is None
 
 
-BY_HEADER = ["open", "preadv", "fstat", "preadv", "fstat", "close"]
-
-
 @pytest.mark.parametrize(
-    ("options", "due"),
-    [
-        ([{}] * 3, ["open", "preadv", "fstat", "close"]),
-        ([{"imagej": True, "metadata": {"Info": "note; " * 20 * k}} for k in range(3)], BY_HEADER),
-    ],
+    "options", [[{}] * 3, [{"imagej": True, "metadata": {"Info": "note; " * 20 * k}} for k in range(3)]]
 )
 def test_few_system_calls_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[dict[str, Any]], due: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[dict[str, Any]]
 ) -> None:
-    """One read; two, of which the first is small, where the file before had its pixels elsewhere."""
+    """One read, where the pixels are elsewhere in each as well."""
     paths = tiffs(tmp_path, options)
     layout = TiffReader().layout(paths[0])
     assert layout is not None
@@ -361,7 +354,7 @@ def test_few_system_calls_a_file(
         logged(name)
     assert taken_by(reader, paths[2], out)
     monkeypatch.undo()
-    assert calls == due
+    assert calls == ["open", "preadv", "fstat", "close"]
 
 
 @pytest.mark.parametrize("kind", [1, 7, 11])

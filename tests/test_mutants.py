@@ -127,7 +127,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], Mutant]] = {
     "read: one bit": (tuple(OUTPUTS), on_read(lambda block: damaged(block, 0))),
     "the first item's checksum for all": (
         tuple(OUTPUTS),
-        wrapped(tasks, "checksums_of", lambda real, block: (real(block)[0],) * len(block)),
+        wrapped(tasks, "checksums_of", lambda real, block: real(block)[:1] * len(block)),
     ),
     "a header of another shape": (
         ("out.npy",),

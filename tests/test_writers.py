@@ -107,6 +107,8 @@ def differs(reader: str, path: Path, kind: Kind, found: Array | None) -> str:
             return "its one mode of signed integers has 32 bits"
         if dtype == "uint16" and len(shape) == 3 and found.dtype == "uint8":
             return "its modes of colour have 8 bits"
+    if reader.endswith("imagecodecs holds") and found is None and path.suffix == ".bmp":
+        return "its older versions read no BMP with an alpha plane"
     if reader == "OpenCV" and kind == (ALPHA, "uint8") and path.suffix == ".tif" and found is not None:
         return "libtiff multiplies colours by alpha for it"
     return ""
@@ -123,7 +125,7 @@ def test_all_read_what_was_written(tmp_path: Path, suffix: str, write: Callable[
         write(path, array)
     build(tmp_path / "in", tmp_path / "out.npy", progress=False)
     assert same(np.load(tmp_path / "out.npy"), due)
-    agree = 0
+    agree, due_to_age = 0, 0
     for name, read in READERS.items():
         found: Array | None
         try:
@@ -133,8 +135,10 @@ def test_all_read_what_was_written(tmp_path: Path, suffix: str, write: Callable[
         if found is not None and same(found, due[1]):
             agree += 1
         else:
-            assert differs(name, paths[1], kind, found), f"{name} reads it otherwise: {found}"
-    assert agree >= 2
+            why = differs(name, paths[1], kind, found)
+            assert why, f"{name} reads it otherwise: {found}"
+            due_to_age += "older versions" in why
+    assert agree >= 2 - due_to_age
 
 
 def test_imagej_s_own_files_are_read_equal_by_all(tmp_path: Path) -> None:
