@@ -9,10 +9,10 @@ import os
 
 import numpy as np
 
-from daskstack import staging
 from daskstack.errors import NoSpaceError, OutputError, OutputExistsError
 from daskstack.plan import StorePlan
 from daskstack.report import StoreReport
+from daskstack.staging.root import size_of, staging_root
 from daskstack.tasks import Storable
 from daskstack.text import listed, nbytes, plural, printable, shown
 
@@ -72,7 +72,7 @@ def _checked(plan: StorePlan, work: Storable, own: tuple[str, ...], *, fill: boo
             raise OutputExistsError(*_why_not_again(plan, changed, missing, len(filled)))
     _refuse_taken(plan, own)
     # A run that was killed took its room already; a restart frees that of all runs.
-    need = plan.need - staging.size_of(plan.out, "" if restart else plan.plan_id)
+    need = plan.need - size_of(plan.out, "" if restart else plan.plan_id)
     if plan.free is not None and plan.free < need:
         raise NoSpaceError(
             f"{shown(plan.out)} needs {nbytes(need)}; {nbytes(plan.free)} are free on its disk (or in its quota)",
@@ -83,7 +83,7 @@ def _checked(plan: StorePlan, work: Storable, own: tuple[str, ...], *, fill: boo
 
 def _refuse_long_names(plan: StorePlan, parent: str) -> None:
     longest = os.pathconf(parent, "PC_NAME_MAX")
-    for name in map(os.path.basename, (*plan.final_names, staging.staging_root(plan.out))):
+    for name in map(os.path.basename, (*plan.final_names, staging_root(plan.out))):
         if len(os.fsencode(name)) > longest:
             raise OutputError(
                 f"the name {printable(name)} is longer than the {longest} bytes that its folder takes",

@@ -29,7 +29,6 @@ SIDE = 72  # of a thumbnail, in pixels
 THIN = 8  # pixels that a thumbnail has at least
 BAD_COLOUR = "#d64523"
 MOST_NBYTES = 8 << 20  # that are read for one thumbnail
-SHEET_ITEMS = 16
 SHEET_SIDE = 256
 MOST_IN_A_SHEET = 400
 MOST_IN_A_ROW = 4  # of a sheet that has no more
@@ -147,14 +146,23 @@ class Preview:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as a PNG file.
 
+        Parameters
+        ----------
+        path : path
+            Ends in ``.png``; an earlier contact sheet of that name is replaced.
+
         Raises
         ------
         UsageError
             The name does not end in ``.png``.
         OutputExistsError
             There is something else than an earlier contact sheet under that name.
-        OutputError
+        NoSpaceError, OutputError
             It cannot be written.
+
+        Examples
+        --------
+        >>> Preview(b"the bytes of a PNG", "3 of 3 items").save("sheet.png")
         """
         out = os.fspath(path)
         if not out.lower().endswith(".png"):

@@ -22,9 +22,7 @@ import errno
 from collections.abc import Sequence
 from typing import Any
 
-from daskstack.text import count, shown
-
-SHOWN_BAD_FILES = 20
+from daskstack.text import first_of, shown
 
 
 class DaskstackError(Exception):
@@ -128,9 +126,7 @@ class BadFilesError(DaskstackError, ValueError):
         self.listed_in = listed_in
 
     def __str__(self) -> str:
-        lines = [self.message, *(f"  {f.message}" for f in self.files[:SHOWN_BAD_FILES])]
-        if len(self.files) > SHOWN_BAD_FILES:
-            lines.append(f"  and {count(len(self.files) - SHOWN_BAD_FILES)} more")
+        lines = [self.message, *(f"  {line}" for line in first_of([f.message for f in self.files]))]
         if self.listed_in:
             lines.append(f"list  {shown(self.listed_in)}")
         return "\n".join([*lines, f"next  {self.advice}"])

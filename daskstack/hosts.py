@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from daskstack.errors import DaskstackError
@@ -149,6 +148,8 @@ class Hosts:
 
 def _versions() -> tuple[str, ...]:
     """Of Python, and of what decides the bytes or must understand the other side."""
+    from importlib.metadata import version
+
     return (".".join(platform.python_version_tuple()[:2]), *map(version, PACKAGES))
 
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from daskstack import blocks
 from daskstack.discover import Listing, collector_paused
 from daskstack.errors import BadFileError, BadFilesError, UsageError
-from daskstack.names import LabelArrays, Labels, grid_order, read_labels, sort_order
+from daskstack.names import LabelArrays, Labels, read_labels
 from daskstack.readers import Header, Join, Layout, Reader, check, choose
 from daskstack.reads import ADVICE_FILES, in_threads
+from daskstack.sorting import grid_order, sort_order
 from daskstack.stack import FileStack, names_of
 from daskstack.text import count, listed, plural, printable, shown
 
@@ -53,56 +54,70 @@ def open_files(
     """
     reads = _one_reader(listing, join, reader, dtype, parts)
     arrays = read_labels(listing.below, labels, () if labels is None else names_of(listing))
-    if sort_by is not None:
-        order = sort_order(arrays, sort_by)
-        listing = listing.take(order)
-        arrays = {name: values[order] for name, values in arrays.items()}
-    if not isinstance(axes, str | Iterable | None):
-        raise UsageError(f"axes={axes!r}", 'give labels, as in ("t", "c")')
-    names = (axes,) if isinstance(axes, str) else None if axes is None else tuple(axes)
-    grid: tuple[int, ...] = ()
-    if names is not None:
-        _check_axes(names, arrays, join, sort_by)
-        order, grid = grid_order(arrays, names, [printable(name) for name in listing.below])
+    along = _axes(axes, arrays, join, sort_by)
+    order, grid = _order(listing, arrays, sort_by, along)
+    if order is not None:
         listing = listing.take(order)
         arrays = {name: values[order] for name, values in arrays.items()}
     header, header_from = _first_header(reads, listing.paths)
-    _check_names(names or (), header.dims)
-    if join == "concat":
-        file_rows = _all_rows(reads, listing.paths, header) if listing.rows is None else listing.rows
-        listing = replace(listing, rows=file_rows)
-    else:
-        file_rows = np.ones(len(listing.paths), dtype=np.int64)
+    _check_names(along, header.dims)
+    file_rows = _rows(reads, listing, header)
     file_of = np.repeat(np.arange(len(listing.paths)), file_rows)
     if not len(file_of):
         raise UsageError(f"the {plural(len(listing.paths), 'file')} hold no items", "name other files")
-    firsts = np.cumsum(file_rows) - file_rows
     if len(grid) > 1:
         _check_files_per_block(files_per_block, grid)
     return cls(
-        listing=listing,
+        listing=listing if join == "stack" else replace(listing, rows=file_rows),
         reader=reads,
         header=header,
         header_from=header_from,
         header_size=int(listing.sizes[listing.paths.index(header_from)]),
         file_rows=file_rows,
         file_of=file_of,
-        row_of=np.arange(len(file_of)) - firsts[file_of],
+        row_of=np.arange(len(file_of)) - (np.cumsum(file_rows) - file_rows)[file_of],
         item_labels={name: values[file_of] for name, values in arrays.items()},
-        axes=names or ("item",),
+        axes=along or ("item",),
         grid=grid or (len(file_of),),
         files_per_block=files_per_block,
         layout=_layout(reads, header_from),
         options=_options(
             labels=labels,
             sort_by=sort_by,
-            axes=names,
+            axes=along or None,
             reader=reader,
             dtype=reads.dtype,
             files_per_block=files_per_block,
             **parts,
         ),
     )
+
+
+def _axes(axes: object, arrays: LabelArrays, join: Join, sort_by: object) -> tuple[str, ...]:
+    """The labels that are axes, the slowest first; none where the items are along one axis."""
+    if axes is None:
+        return ()
+    if not isinstance(axes, str | Iterable):
+        raise UsageError(f"axes={axes!r}", 'give labels, as in ("t", "c")')
+    names = (axes,) if isinstance(axes, str) else tuple(axes)
+    _check_axes(names, arrays, join, sort_by)
+    return names
+
+
+def _order(
+    listing: Listing, arrays: LabelArrays, sort_by: str | Sequence[str] | None, axes: Sequence[str]
+) -> tuple[NDArray[np.int64] | None, tuple[int, ...]]:
+    """The order that the labels give the files, and the shape of the grid; none where they are as they were listed."""
+    if axes:
+        return grid_order(arrays, axes, [printable(name) for name in listing.below])
+    return (None if sort_by is None else sort_order(arrays, sort_by)), ()
+
+
+def _rows(reader: Reader, listing: Listing, header: Header) -> NDArray[np.int64]:
+    """How many items each file holds; where files are joined, all headers tell, unless they were read before."""
+    if reader.join == "stack":
+        return np.ones(len(listing.paths), dtype=np.int64)
+    return _all_rows(reader, listing.paths, header) if listing.rows is None else listing.rows
 
 
 def _check_axes(axes: tuple[str, ...], arrays: LabelArrays, join: Join, sort_by: object) -> None:

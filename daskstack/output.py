@@ -134,7 +134,7 @@ class Output:
             return None
         return self._format.read_region(self.path, region).reshape(shape)
 
-    def preview(self, n: int = display.SHEET_ITEMS) -> Preview:
+    def preview(self, n: int = 16) -> Preview:
         """A contact sheet of evenly spaced items; see :meth:`daskstack.Stack.preview`.
 
         Parameters

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskstack import display
 from daskstack.blocks import items_per_block, run_bounds
 from daskstack.errors import UsageError
 from daskstack.jobs import Jobs
@@ -154,6 +153,8 @@ class StorePlan:
         }
 
     def _repr_html_(self) -> str:
+        from daskstack import display
+
         title = f"daskstack.StorePlan: {shown(self.out)}"
         return display.html(lambda: display.card(title, self.rows()), "daskstack.StorePlan")
 

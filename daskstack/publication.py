@@ -10,7 +10,10 @@ from contextlib import suppress
 
 from daskstack import files
 from daskstack.errors import OutputExistsError
-from daskstack.staging import REPLACED, Staging, locked, manifest_id, place_in, staging_root
+from daskstack.staging import REPLACED, Staging, place_in
+from daskstack.staging.locks import locked
+from daskstack.staging.records import manifest_id
+from daskstack.staging.root import staging_root
 from daskstack.targets import Target
 from daskstack.text import shown
 

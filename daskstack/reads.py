@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class BlockRead:
         """The block."""
         out = np.empty((self.items, *self.due.shape), self.due.dtype)
         pieces = None if self.pieces is None else [(int(r), int(a), int(b)) for r, a, b in self.pieces]
-        stamps = unpacked_stamps(self.stamps)
+        stamps = list(zip(*self._stamps().tolist(), strict=True))
         fast = None if self.layout is None else self.layout.reader()
         paths = self.paths
         bad = self.reader.read_into(paths, out, self.due, pieces, fast, stamps=stamps)
@@ -83,10 +84,14 @@ class BlockRead:
             return [1] * self.items
         return (self.pieces[:, 2] - self.pieces[:, 1]).tolist()  # type: ignore[no-any-return]
 
-    def item_stamps(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Size and mtime of each item's file when it was listed."""
-        sizes, mtimes = np.repeat(np.array(unpacked_stamps(self.stamps)), self._lengths(), axis=0).T.tolist()
-        return tuple(sizes), tuple(mtimes)
+    def _stamps(self) -> NDArray[np.int64]:
+        """Sizes and times of the files when they were listed."""
+        return np.cumsum(np.frombuffer(zlib.decompress(self.stamps), "<i8").reshape(2, -1), axis=1, dtype=np.int64)
+
+    def item_stamps(self) -> tuple[array[int], array[int]]:
+        """Size and time of each item's file."""
+        sizes, mtimes = np.repeat(self._stamps(), self._lengths(), axis=1)
+        return array("q", sizes.tobytes()), array("q", mtimes.tobytes())
 
     def fill(self, out: NDArray[Any], bad: Sequence[BadFileError]) -> dict[int, str]:
         """Put the fill value in place of all items of bad files; which they are, and what was wrong."""
@@ -117,13 +122,6 @@ def fill_value(dtype: np.dtype[Any]) -> Any:
 def packed_stamps(sizes: NDArray[np.int64], mtimes: NDArray[np.int64]) -> bytes:
     """Sizes and times as the bytes of their differences, which compress well."""
     return zlib.compress(np.diff([sizes, mtimes], prepend=0, axis=1).astype("<i8").tobytes(), 1)
-
-
-def unpacked_stamps(stamps: bytes) -> list[tuple[int, int]]:
-    """Size and mtime of each file again."""
-    differences = np.frombuffer(zlib.decompress(stamps), "<i8").reshape(2, -1)
-    sizes, mtimes = np.cumsum(differences, axis=1).tolist()
-    return list(zip(sizes, mtimes, strict=True))
 
 
 def load_block(block: BlockRead, grid: tuple[int, ...]) -> NDArray[Any]:

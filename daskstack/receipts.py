@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import uuid
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -32,9 +33,9 @@ class Receipt:
     ----------
     block : int
         Its number.
-    checksums : tuple of int
+    checksums : array.array of unsigned 32-bit int
         crc32c of each item.
-    sizes, mtimes : tuple of int
+    sizes, mtimes : array.array of 64-bit int
         Of each item's file when it was read; empty where the items come from no file.
     filled : dict of int to str
         Items, counted from the block's first, that hold the fill value, and what was wrong with their files.
@@ -43,9 +44,9 @@ class Receipt:
     """
 
     block: int
-    checksums: tuple[int, ...]
-    sizes: tuple[int, ...] = ()
-    mtimes: tuple[int, ...] = ()
+    checksums: array[int]
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    mtimes: array[int] = field(default_factory=lambda: array("q"))
     filled: Mapping[int, str] = field(default_factory=dict)
     host: str = field(default_factory=files.host_name, compare=False)
 
@@ -58,7 +59,7 @@ def add(folder: str, plan_id: str, receipt: Receipt) -> None:
     OSError
         It cannot be written, or the folder is gone.
     """
-    text = json.dumps({"plan_id": plan_id, **vars(receipt)}, separators=(",", ":")).encode()
+    text = json.dumps({"plan_id": plan_id, **vars(receipt)}, separators=(",", ":"), default=list).encode()
     line = b"\n%08x %s\n" % (crc32c(text), text)  # it begins anew, whatever a torn line before it left
     path = os.path.join(folder, FOLDER, f"{_names.setdefault(os.getpid(), uuid.uuid4().hex)}.jsonl")
     with files.writing(path), _one_at_a_time:
@@ -98,5 +99,9 @@ def _parsed(line: bytes, plan_id: str) -> Receipt | None:
     if fields.pop("plan_id") != plan_id:
         return None
     filled = {int(k): problem for k, problem in fields["filled"].items()}
-    checksums, sizes, mtimes = (tuple(fields[name]) for name in ("checksums", "sizes", "mtimes"))
+    checksums, sizes, mtimes = (
+        array("I", fields["checksums"]),
+        array("q", fields["sizes"]),
+        array("q", fields["mtimes"]),
+    )
     return Receipt(fields["block"], checksums, sizes, mtimes, filled, fields.get("host", ""))

@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from daskstack import display
 from daskstack.errors import BadFileError
 from daskstack.targets import format_of
-from daskstack.text import count, duration, nbytes, plural, shape_text, shown
-
-SHOWN = 20
+from daskstack.text import count, duration, first_of, nbytes, plural, shape_text, shown
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,9 +89,8 @@ class StoreReport:
                 head += f"\n      from {plural(self.files, 'file')}; {count(self.left_out)} left out"
         head += "".join(f"\n      {host}: {plural(n, 'block')}" for host, n in sorted(self.hosts.items()))
         if self.filled:
-            more = [f"and {count(len(self.filled) - SHOWN)} more"] if len(self.filled) > SHOWN else []
             head += f"\nfilled {plural(len(self.filled), 'item')} of bad files:"
-            head += "".join(f"\n      {text}" for text in (*self.filled[:SHOWN], *more))
+            head += "".join(f"\n      {text}" for text in first_of(self.filled))
         meaning = {".csv": "row to file", ".json": "how it was made", ".npy": "label"}
         beside = [f"{shown(p)} ({meaning[os.path.splitext(p)[1]]})" for p in self.side_files]
         beside.sort(key=lambda text: not text.endswith("(row to file)"))
@@ -114,6 +110,8 @@ class StoreReport:
         }
 
     def _repr_html_(self) -> str:
+        from daskstack import display
+
         return display.html(
             lambda: display.card(f"daskstack: {shown(self.out)}", display.rows_of(str(self))), "daskstack.StoreReport"
         )

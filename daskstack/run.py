@@ -8,6 +8,7 @@ import os
 import platform
 import queue
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,6 @@ import daskstack
 from daskstack import files, receipts, staging
 from daskstack.checks import check_output, replaceable
 from daskstack.errors import (
-    SHOWN_BAD_FILES,
     BadFileError,
     BadFilesError,
     DaskstackError,
@@ -41,9 +41,11 @@ from daskstack.reads import BlockRead, fill_value
 from daskstack.receipts import Receipt
 from daskstack.report import StoreReport, bad_files_csv
 from daskstack.staging import Staging
+from daskstack.staging.locks import publishing
+from daskstack.staging.root import staging_root
 from daskstack.targets import Index
 from daskstack.tasks import BlockResult, Place, Storable, differs
-from daskstack.text import count, listed, nbytes, plural, shown
+from daskstack.text import SHOWN, count, listed, nbytes, plural, shown
 
 LOOK_EVERY = 2.0  # seconds between looks at a cluster's workers
 WAIT = 60.0  # seconds for a cluster's workers to be there
@@ -106,7 +108,7 @@ def run(plan: StorePlan, work: Storable, how: How) -> StoreReport:
         staging.clear_published(plan.out, plan.plan_id)
         return finished
     log.info("%s", plan)
-    for bad in work.condemned()[:SHOWN_BAD_FILES]:
+    for bad in work.condemned()[:SHOWN]:
         log.warning("bad   %s", bad)
     if how.part is not None and not work.repeatable:
         raise UsageError("part with a reader that cannot be pickled", "define it by def at the top of a module")
@@ -184,7 +186,7 @@ def _store(
     )
     if len(done) < plan.blocks:
         return report
-    with files.writing(plan.out), staging.publishing(held.folder) as still_there:
+    with files.writing(plan.out), publishing(held.folder) as still_there:
         if not still_there:
             raise OutputError(f"{shown(held.folder)} is gone", "see whether another run has published it")
         with suppress(DaskstackError):  # a run that was killed may have published it
@@ -212,7 +214,7 @@ def _published_meanwhile(
         return None
     with suppress(DaskstackError, OSError):
         if held is not None:
-            with staging.publishing(held.folder):  # wait for one that is at it
+            with publishing(held.folder):  # wait for one that is at it
                 pass
         return check_output(plan, work, fill=how.fill)
     return None
@@ -220,7 +222,7 @@ def _published_meanwhile(
 
 def _with_what_is_kept(exc: BaseException, plan: StorePlan, kept: int) -> BaseException:
     """The same failure, with what is kept of the run and what to do."""
-    root = shown(staging.staging_root(plan.out))
+    root = shown(staging_root(plan.out))
     if isinstance(exc, NoSpaceError) and kept:
         size = nbytes(kept * int(np.diff(plan.bounds).max()) * plan.target.item_nbytes)
         advice = f"make room (or raise the quota), same command; to give up: rm -r {root}"
@@ -248,7 +250,7 @@ def _kept_blocks(plan: StorePlan, work: Storable, how: How, folder: str) -> dict
     for k in sorted(k for k in found if k in mine):
         candidates = found[k]
         region = slice(edges[k], edges[k + 1])
-        now = [tuple(np.asarray(columns[name][region]).tolist()) for name in ("size", "mtime") if name in columns]
+        now = [array("q", np.asarray(columns[name][region]).tobytes()) for name in ("size", "mtime") if name in columns]
         whole = [r for r in candidates if len(r.checksums) == edges[k + 1] - edges[k]]
         same = [r for r in whole if [r.sizes, r.mtimes] == now or not r.sizes]
         valid = [r for r in same if how.fill or not r.filled]
@@ -260,7 +262,7 @@ def _kept_blocks(plan: StorePlan, work: Storable, how: How, folder: str) -> dict
         names = list(dict.fromkeys(columns["file"][k] for k in changed))
         raise OutputError(
             f"{plural(len(names), 'file')} changed since {'it was' if len(names) == 1 else 'they were'} stored: "
-            f"{listed(names)}; the blocks in {shown(staging.staging_root(plan.out))} were kept",
+            f"{listed(names)}; the blocks in {shown(staging_root(plan.out))} were kept",
             "put the old files back, or --restart to begin anew",
         )
     if how.part is not None:  # the others look at their files themselves
@@ -478,7 +480,7 @@ def _raise_failures(plan: StorePlan, work: Storable, held: Staging, results: lis
         message += f", {count(kept)} of {plural(plan.blocks, 'block')} kept"
         redo = plural(len({r.block for r in results if r.bad}), "block")
         advice = f"mend them, same command (reads only {redo} again); or --on-error fill"
-    to_list = work.repeatable and (kept or len(ordered) > SHOWN_BAD_FILES)
+    to_list = work.repeatable and (kept or len(ordered) > SHOWN)
     listed_in = _write_list(held.folder, ordered) if to_list else ""
     raise BadFilesError(message, advice, ordered, listed_in)
 
@@ -523,9 +525,9 @@ def _index(plan: StorePlan, work: Storable, done: Mapping[int, Receipt], filled:
     ordered = [done[k] for k in range(plan.blocks)]
     columns = dict(work.columns)
     if "size" in columns and all(r.sizes for r in ordered):  # parts have looked at their own files only
-        columns["size"] = np.array([n for r in ordered for n in r.sizes], np.int64)
-        columns["mtime"] = np.array([n for r in ordered for n in r.mtimes], np.int64)
-    columns["checksum"] = np.array([c for r in ordered for c in r.checksums], np.uint32)
+        columns["size"] = np.frombuffer(b"".join(r.sizes for r in ordered), np.int64)
+        columns["mtime"] = np.frombuffer(b"".join(r.mtimes for r in ordered), np.int64)
+    columns["checksum"] = np.frombuffer(b"".join(r.checksums for r in ordered), np.uint32)
     record = {"created": datetime.now(UTC).isoformat(timespec="seconds"), **_record(plan, work), "filled": filled}
     if filled:
         record["fill_value"] = str(fill_value(plan.target.dtype))

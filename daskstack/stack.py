@@ -1,14 +1,16 @@
-"""The ordered files as one array: which items they give, the block a task reads, the lazy Dask array."""
+"""The ordered files as one array: which items they give, the block a task reads, the lazy Dask array.
+
+It is one class, and long by what there is to know of a stack; what people call is in the Stack of the API.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import os
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -16,16 +18,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskstack import blocks, display, pictures
+from daskstack import blocks
 from daskstack.discover import Listing
 from daskstack.errors import BadFileError
 from daskstack.names import LabelArrays
-from daskstack.pictures import Look
 from daskstack.readers import FunctionReader, Header, Layout, Reader, check
 from daskstack.reads import BlockRead, in_threads, load_block, packed_stamps
 from daskstack.targets import along_axes
 from daskstack.tasks import Place, store_block
-from daskstack.text import count, listed, nbytes, plural, printable, shape_text, table
+from daskstack.text import count, listed, nbytes, printable
 
 if TYPE_CHECKING:
     import dask.array
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 MOST_SOURCES = 20
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FileStack:
     """Ordered files whose items make one array; see :class:`daskstack.Stack` for what people use.
 
@@ -353,56 +354,6 @@ class FileStack:
             rows.append(("labels", "; ".join(f"{n} ({_span(v)})" for n, v in self.item_labels.items())))
         return rows
 
-    def looks(self, most: int, side: int, most_nbytes: float = math.inf) -> Iterator[Look]:
-        """Pictures of evenly spaced items, ``side`` pixels long; of each the middle plane alone is read.
-
-        Parameters
-        ----------
-        most : int
-            How many items.
-        side : int
-            Pixels along the longer side of a picture.
-        most_nbytes : float, optional
-            Planes that take more bytes are not read.
-        """
-        for item in pictures.spaced(self.items, most):
-            file, row = int(self.file_of[item]), int(self.row_of[item])
-            page = f" {row}" if self.reader.join == "concat" else ""
-            about = pictures.labelled({name: values[item] for name, values in self.item_labels.items()})
-            due = replace(self.header, rows=int(self.file_rows[file]))
-            read = functools.partial(self.reader.plane, self.listing.paths[file], due, row, most_nbytes)
-            yield pictures.look(self.names[file] + page, about, self.header.dims, side, read)
-
-    def as_dict(self) -> dict[str, Any]:
-        """What the stack is, for JSON."""
-        return {
-            "files": len(self.files),
-            "first": self.names[0],
-            "last": self.names[-1],
-            "order": "natural" if self.listing.natural else "as given",
-            "left_out": list(self.listing.left_out),
-            **self.origin,
-            "shape": list(self.shape),
-            "dtype": np.lib.format.dtype_to_descr(self.dtype),
-            "dims": list(self.dims),
-            "axes": list(self.axes),
-            "nbytes": self.nbytes,
-            "labels": list(self.item_labels),
-        }
-
-    def _repr_html_(self) -> str:
-        return display.html(self._card, "daskstack.Stack")
-
-    def _card(self) -> str:
-        chunks = tuple(c[0] for c in blocks.chunks_along(self.grid, self.bounds))
-        pieces = f"{shape_text((*chunks, *self.header.shape))}: {plural(len(self.bounds) - 1, 'read')} in Dask"
-        looks = list(self.looks(display.THUMBNAILS, display.SIDE, display.MOST_NBYTES))
-        title = f"daskstack.Stack {shape_text(self.shape)} {self.dtype}"
-        return display.card(title, [*self.report(), ("chunks", pieces)], looks, self.items)
-
-    def __repr__(self) -> str:
-        return f"<daskstack.Stack {shape_text(self.shape)} {self.dtype}>\n{table(self.report())}"
-
 
 def _root(listing: Listing) -> str:
     """The folder below which all source folders lie."""
@@ -412,7 +363,8 @@ def _root(listing: Listing) -> str:
 def names_of(listing: Listing) -> tuple[str, ...]:
     """The files' paths below the folder that all source folders share."""
     start = len(_root(listing).rstrip("/")) + 1
-    return tuple(path[start:] for path in listing.paths)
+    pairs = zip(listing.paths, listing.below, strict=True)
+    return tuple(below if len(path) - len(below) == start else path[start:] for path, below in pairs)
 
 
 def _renumbered(file_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -194,6 +195,6 @@ def differs(place: Place, receipt: Receipt, start: int) -> str:
     return ""
 
 
-def checksums_of(block: NDArray[Any]) -> tuple[int, ...]:
+def checksums_of(block: NDArray[Any]) -> array[int]:
     """The checksum of each item of a block."""
-    return tuple(crc32c(item) for item in as_bytes(block).reshape(len(block), -1))
+    return array("I", [crc32c(item) for item in as_bytes(block).reshape(len(block), -1)])

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 WIDTH = 80
+SHOWN = 20  # lines of a list that may be long
 
 
 def count(number: int) -> str:
@@ -95,6 +96,18 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     if len(names) <= most + 1:
         return ", ".join(map(printable, names))
     return f"{', '.join(map(printable, names[:most]))} ... {printable(names[-1])}"
+
+
+def first_of(lines: Sequence[object], most: int = SHOWN) -> list[str]:
+    """The first of many lines, and how many more there are.
+
+    Examples
+    --------
+    >>> first_of(["a", "b", "c"]), first_of(["a", "b", "c"], 2)
+    (['a', 'b', 'c'], ['a', 'b', 'and 1 more'])
+    """
+    left = len(lines) - most
+    return [*map(str, lines[:most]), *([f"and {count(left)} more"] if left > 0 else [])]
 
 
 def shape_text(shape: Sequence[int]) -> str:

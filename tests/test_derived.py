@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import daskstack
 from daskstack import build, open_stack, store
-from daskstack.api import _planned
+from daskstack.api.storing import planned
 from daskstack.derived import checked
 from daskstack.errors import (
     BadFilesError,
@@ -129,7 +129,7 @@ def test_chunks_that_a_filter_left_empty(here: Path) -> None:
 
 def graph_of(array: da.Array, folder: Path) -> tuple[dict[Any, Any], list[Any]]:
     work = checked(array, None, None)
-    plan = _planned(work, folder / "out.npy")
+    plan = planned(work, folder / "out.npy")
     return work.tasks(plan.bounds, range(plan.blocks), Place(plan.target, str(folder), plan.plan_id))
 
 
@@ -167,7 +167,7 @@ def opened_grid(files_per_block: int) -> daskstack.Stack:
 def test_of_a_grid_s_array_each_block_is_one_read_and_one_store(here: Path, grid: Array, files_per_block: int) -> None:
     stack = opened_grid(files_per_block)
     work = checked(stack.array + 1, stack, None)
-    plan = _planned(work, here / "out.npy")
+    plan = planned(work, here / "out.npy")
     graph, keys = work.tasks(plan.bounds, range(plan.blocks), Place(plan.target, str(here), plan.plan_id))
     assert len(keys) == -(-18 // files_per_block)
     assert len(graph) == 2 * len(keys)
@@ -583,7 +583,7 @@ def test_a_store_at_work_is_not_swept_away_by_another(here: Path) -> None:
     from daskstack import staging
 
     work = checked(da.ones(3), None, None)
-    plan = _planned(work, here / "out.npy")
+    plan = planned(work, here / "out.npy")
     manifest = {"plan_id": plan.plan_id, "request": "", "repeatable": False, **work.origin}
     held = staging.prepare(plan.out, manifest, work.listing, plan.target)
     with pytest.raises(OutputError, match=r"is held by another run into the same output \(.*, pid \d+, since "):

@@ -13,6 +13,7 @@ import pytest
 from conftest import few_descriptors
 
 from daskstack import discover, open_stack
+from daskstack.discover import scan
 from daskstack.errors import SourceError, UsageError
 from daskstack.readers import SUFFIXES
 
@@ -137,8 +138,8 @@ def test_files_named_one_by_one_begin_below_their_common_folder(tmp_path: Path) 
 def test_the_order_does_not_depend_on_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path / "d", *(f"t{k}.tif" for k in range(30)), *(f"s{k}/x.tif" for k in range(5)))
     before = found("d")
-    real = discover._entries
-    monkeypatch.setattr(discover, "_entries", lambda folder, report: real(folder, report)[::-1])
+    real = scan._entries
+    monkeypatch.setattr(scan, "_entries", lambda folder, report: [part[::-1] for part in real(folder, report)])
     assert found("d") == before
 
 

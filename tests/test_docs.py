@@ -102,7 +102,7 @@ def test_command_lines_in_the_readme_run(named_frames: None, capfd: pytest.Captu
 
 
 def test_options_in_the_readme_are_those_of_the_program() -> None:
-    from daskstack.cli import build
+    from daskstack.cli.commands import build
 
     table = README.split("## Options")[1].split("\n\n")[1]
     documented = set(re.findall(r"--[a-z][a-z-]+", table))

@@ -114,7 +114,7 @@ def test_a_full_disk_is_one_clear_error(
     (small_disk / "mine").write_bytes(b"mine")
     free = files.free_space(str(small_disk)) or 0
     if when != "before":
-        monkeypatch.setattr("daskstack.api.files.free_space", lambda _: 1 << 40)
+        monkeypatch.setattr("daskstack.files.free_space", lambda _: 1 << 40)
     if when == "writing":  # a file system without fallocate; then the disk fills up block by block
         monkeypatch.setattr(files, "_fallocate", lambda *_: False)
     with pytest.raises(NoSpaceError) as caught:

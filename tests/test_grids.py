@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import daskstack
 from daskstack import build, open_stack
 from daskstack.errors import LabelError, OutputExistsError, UsageError
-from daskstack.names import grid_order
+from daskstack.sorting import grid_order
 from daskstack.targets import crc32c
 
 LABELS = r"t(?P<t>\d+)_(?P<c>[a-z]+\d*)"

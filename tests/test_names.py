@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskstack.errors import LabelError, StackWarning, UsageError
-from daskstack.names import missing_numbers, read_labels, sort_order
+from daskstack.names import missing_numbers, read_labels
 from daskstack.order import natural_key
+from daskstack.sorting import sort_order
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from forkserver import python
 
 from daskstack import build, files, open_stack, staging
 from daskstack.errors import DaskstackError, OutputError, OutputExistsError
+from daskstack.staging import locks
+from daskstack.staging.root import size_of
 from daskstack.targets import NpyTarget, crc32c
 
 OUTPUT = ["out.k.npy", "out.npy", "out.npy.index.csv", "out.npy.json"]
@@ -335,7 +337,7 @@ def test_what_killed_runs_left_under_random_names_is_swept(arrays: Path) -> None
 def test_a_killed_run_s_room_counts_for_the_next(arrays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = open_stack("in").plan("out.npy")
     os.close(prepare().lock)
-    taken = staging.size_of(plan.out, plan.plan_id)
+    taken = size_of(plan.out, plan.plan_id)
     assert taken >= plan.target.size
     monkeypatch.setattr("daskstack.files.free_space", lambda _: max(0, plan.need - taken))
     build("in", "out.npy", progress=False)
@@ -374,21 +376,21 @@ def test_a_file_system_without_locks_will_do(arrays: Path, monkeypatch: pytest.M
 def test_the_lock_of_a_folder_that_was_made_anew_is_not_taken_for_its_own(arrays: Path) -> None:
     """A lock file may be opened, its folder removed and made anew by another run, before it is locked."""
     first = prepare()
-    real = staging.locked
+    real = locks.locked
     again: list[staging.Staging] = []
 
     def locked(folder: str, *, shared: bool = False) -> int:
         if not again and folder == first.folder:
-            old = os.open(os.path.join(folder, staging.LOCK), os.O_RDWR)
+            old = os.open(os.path.join(folder, locks.LOCK), os.O_RDWR)
             staging.remove(first, published=False)
             with pytest.MonkeyPatch.context() as undone:
-                undone.setattr(staging, "locked", real)
+                undone.setattr(locks, "locked", real)
                 again.append(prepare())
             return old
         return real(folder, shared=shared)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "locked", locked)
+        patch.setattr(locks, "locked", locked)
         with pytest.raises(OutputError, match="is held by another run"):
             prepare()
     staging.remove(again[0], published=False)

@@ -28,6 +28,8 @@ from forkserver import python
 import daskstack as ds
 from daskstack import build, open_stack, publication, receipts, staging, store
 from daskstack.errors import BadFilesError, DaskstackError, OutputError, OutputExistsError, UsageError
+from daskstack.staging import locks, records
+from daskstack.staging.root import OWN_MODE, TURN, sweep
 
 # Each target so that a block is one file of the twelve.
 TARGETS: dict[str, dict[str, Any]] = {
@@ -135,8 +137,8 @@ def stop(out: str, *numbers: int, **options: Any) -> None:
 
 def kept_bytes(out: str) -> dict[str, bytes]:
     """All that is kept of a run, but for the files of locks, which tell at most who came last."""
-    locks = (staging.LOCK, staging.TURN, staging.PUBLISHING)
-    found = (p for p in Path(f"{out}.part").rglob("*") if p.is_file() and p.name not in locks)
+    held = (locks.LOCK, TURN, locks.PUBLISHING)
+    found = (p for p in Path(f"{out}.part").rglob("*") if p.is_file() and p.name not in held)
     return {re.sub(r"\b[0-9a-f]{32}\b", "*", str(p)): p.read_bytes() for p in found}  # places have random names
 
 
@@ -168,7 +170,7 @@ def test_a_folder_that_a_killed_run_was_preparing_goes_with_the_next_build(
 ) -> None:
     private = Path("out.npy.part") / f".{'0' * 32}"
     private.mkdir(parents=True)
-    os.chmod("out.npy.part", staging.OWN_MODE)
+    os.chmod("out.npy.part", OWN_MODE)
     for name in PREPARED[:steps]:
         (private / name).write_bytes(b"")
     make("out.npy")
@@ -179,17 +181,17 @@ def test_a_folder_that_a_killed_run_was_preparing_goes_with_the_next_build(
 def test_a_folder_that_is_being_prepared_now_is_left_alone(
     frames: Path, expected: Array, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = staging._listing_bytes  # called when half of the folder is there
+    real = records.listing_bytes  # called when half of the folder is there
     seen: list[tuple[list[str], list[str]]] = []
 
     def while_it_is_made(listing: Any) -> bytes:
         before = os.listdir("out.npy.part")
         if not seen:
-            staging._sweep("out.npy.part")
+            sweep("out.npy.part")
             seen.append((before, os.listdir("out.npy.part")))
         return real(listing)
 
-    monkeypatch.setattr(staging, "_listing_bytes", while_it_is_made)
+    monkeypatch.setattr(records, "listing_bytes", while_it_is_made)
     make("out.npy")
     ((before, after),) = seen
     assert before == after
@@ -604,7 +606,7 @@ def test_restart_throws_away_what_is_provably_its_own_and_nothing_else(frames: P
 
 def staged_of(root: Path) -> Path:
     """The staging folder among what is a user's: it has the name that its manifest says."""
-    (folder,) = [p for p in root.iterdir() if p.is_dir() and staging.manifest_id(str(p)) == p.name]
+    (folder,) = [p for p in root.iterdir() if p.is_dir() and records.manifest_id(str(p)) == p.name]
     return folder
 
 
@@ -648,24 +650,24 @@ def damaged(data: bytes) -> Iterator[bytes]:
 def test_no_damage_to_a_manifest_passes_for_a_manifest(three: Array) -> None:
     folder = staged("out.npy")
     path = folder / "manifest.json"
-    whole, data = staging.read_manifest(str(folder)), path.read_bytes()
+    whole, data = records.read_manifest(str(folder)), path.read_bytes()
     assert whole is not None
     for bad in damaged(data):
         path.write_bytes(bad)
-        assert staging.read_manifest(str(folder)) in (None, whole)  # a blank more or less says the same
+        assert records.read_manifest(str(folder)) in (None, whole)  # a blank more or less says the same
 
 
 def test_no_damage_to_a_listing_passes_for_a_listing(three: Array) -> None:
     folder = staged("out.npy")
-    manifest = staging.read_manifest(str(folder))
+    manifest = records.read_manifest(str(folder))
     assert manifest is not None
     path = folder / "listing.npz"
-    assert staging.read_listing(str(folder), manifest) is not None
+    assert records.read_listing(str(folder), manifest) is not None
     for bad in damaged(path.read_bytes()):
         path.write_bytes(bad)
-        assert staging.read_listing(str(folder), manifest) is None
+        assert records.read_listing(str(folder), manifest) is None
     path.unlink()
-    assert staging.read_listing(str(folder), manifest) is None
+    assert records.read_listing(str(folder), manifest) is None
 
 
 def test_no_damage_to_receipts_makes_another_receipt(three: Array) -> None:

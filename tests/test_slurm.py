@@ -23,6 +23,7 @@ from slurmkit import Slurm, listeners, need_slurm, until
 from daskstack import build, receipts, staging
 from daskstack.errors import UsageError
 from daskstack.jobs import make_jobs
+from daskstack.staging.root import staging_root
 
 TESTS = Path(__file__).parent
 JOBS = ("--cluster", "slurm", "--interface", "lo", "--cores", "1", "--memory", "1GB", "--walltime", "5")
@@ -91,7 +92,7 @@ def told() -> Counter[int]:
 
 def kept(out: str) -> int:
     """Blocks with a receipt."""
-    root = staging.staging_root(out)
+    root = staging_root(out)
     return sum(
         len(receipts.read(staging.place_in(f"{root}/{name}"), name))
         for name in (os.listdir(root) if os.path.isdir(root) else ())

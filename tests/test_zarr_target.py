@@ -381,7 +381,7 @@ def test_a_full_disk_is_one_clear_error(
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", str(disk)], check=True)
     try:
         if when == "writing":
-            monkeypatch.setattr("daskstack.api.files.free_space", lambda _: 1 << 40)
+            monkeypatch.setattr("daskstack.files.free_space", lambda _: 1 << 40)
         with pytest.raises(NoSpaceError):
             build(tmp_path / "in", disk / "out.zarr", zarr_format=version, progress=False)
         assert published(disk) == []

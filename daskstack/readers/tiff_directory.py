@@ -49,6 +49,8 @@ class Format:
         Of how many entries a directory has.
     entry : str
         Of an entry's code, type and count; its value follows.
+    count_offset : str
+        Of the count of an entry and the value, or its offset, behind it.
     width, number_size, entry_size : int
         Bytes of an offset, of a number, of a whole entry.
     """
@@ -58,6 +60,7 @@ class Format:
     offset: str
     number: str
     entry: str
+    count_offset: str
     width: int
     number_size: int
     entry_size: int
@@ -67,8 +70,8 @@ class Format:
         """That of a file, from its first bytes."""
         order = "<" if head.startswith(b"II") else ">"
         if head[2:4] in (b"+\0", b"\0+"):
-            return Format(head[:8], order, order + "Q", order + "Q", order + "HHQ", 8, 8, 20)
-        return Format(head[:4], order, order + "I", order + "H", order + "HHI", 4, 2, 12)
+            return Format(head[:8], order, order + "Q", order + "Q", order + "HHQ", order + "QQ", 8, 8, 20)
+        return Format(head[:4], order, order + "I", order + "H", order + "HHI", order + "II", 4, 2, 12)
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,7 @@ class Value:
     rule : {"equal", "imagej", "ascii", "any"}
         The very bytes of ``due``; those but for what ImageJ writes of each image; any text; anything.
     due : bytes
-        What it is in the first file.
+        What it is in the first file, without what may differ.
     """
 
     at: int
@@ -241,7 +244,7 @@ class Value:
         if self.rule == "equal":
             return found == self.due
         if self.rule == "imagej":
-            return _DISPLAY_RANGE.sub(b"", found) == _DISPLAY_RANGE.sub(b"", self.due)
+            return _DISPLAY_RANGE.sub(b"", found) == self.due
         return self.rule == "any" or found.isascii()
 
 
@@ -292,23 +295,18 @@ class Directory:
         directory = bytes_at(begin, self.length) if begin + self.length <= size else b""
         if len(directory) < self.length or int.from_bytes(directory, "little") & self.mask != self.masked:
             return None
-        for value in self.values:
-            found = self._value(value, directory, bytes_at, size)
-            if found is None or not value.agrees(found):
-                return None
-        return directory
+        return directory if all(self._agrees(value, directory, bytes_at, size) for value in self.values) else None
 
-    def _value(self, value: Value, directory: bytes, bytes_at: BytesAt, size: int) -> bytes | None:
-        """The bytes of a value of this file; None where they are not in it."""
-        form = self.form
-        (count,) = struct.unpack_from(form.offset, directory, value.at - form.width)
+    def _agrees(self, value: Value, directory: bytes, bytes_at: BytesAt, size: int) -> bool:
+        """Whether a value of this file is in it and says the same."""
+        width = self.form.width
+        count, begin = struct.unpack_from(self.form.count_offset, directory, value.at - width)
         length = count * value.unit
-        if length <= form.width:
-            return directory[value.at : value.at + length]
-        (begin,) = struct.unpack_from(form.offset, directory, value.at)
+        if length <= width:
+            return value.agrees(directory[value.at : value.at + length])
         if begin < 8 or begin + length > size:
-            return None
-        return b"" if value.rule == "any" else bytes_at(begin, length)
+            return False
+        return value.rule == "any" or value.agrees(bytes_at(begin, length))
 
     def numbers(self, codes: str, directory: bytes, at: int, bytes_at: BytesAt) -> tuple[int, ...] | None:
         """The numbers of an entry whose value stands at ``at``, in or outside the directory."""
@@ -368,5 +366,6 @@ def _value(entry: Entry, data: bytes) -> Value:
     unit = TYPE_SIZES[entry.kind]
     if entry.rule != "equal":
         return Value(entry.at, unit, entry.rule, b"")
-    imagej = entry.code == DESCRIPTION and data.startswith(b"ImageJ=")
-    return Value(entry.at, unit, "imagej" if imagej else "equal", data)
+    if entry.code == DESCRIPTION and data.startswith(b"ImageJ="):
+        return Value(entry.at, unit, "imagej", _DISPLAY_RANGE.sub(b"", data))
+    return Value(entry.at, unit, "equal", data)

@@ -41,6 +41,7 @@ POISON = b"\x93NUMPY\xff\xff"  # every reader says that it does not know this ve
 DATA = "data.npy"
 WRITERS = "writers"  # locked by each task while it holds the array open
 MOST_RECORD_BYTES = 16 << 20
+CSV_ROWS = 1 << 12  # made at a time, so that millions of items take no lists of as many values
 
 
 @dataclass(frozen=True)
@@ -286,18 +287,25 @@ def _write_side_files(folder: str, out: str, index: Index) -> list[tuple[str, st
 
 
 def _index_csv(index: Index) -> bytes:
-    columns: dict[str, list[Any]] = {"item": list(range(math.prod(index.grid)))}
-    columns |= {name: _as_list(index.columns[name]) for name in ("file", "page") if name in index.columns}
-    columns |= {name: values.tolist() for name, values in index.labels.items()}
-    columns |= {name: _as_list(index.columns[name]) for name in ("size", "mtime") if name in index.columns}
-    columns["checksum"] = [f"{c:08x}" for c in _as_list(index.columns["checksum"])]
-    columns |= {name: _as_list(index.columns[name]) for name in ("filled",) if name in index.columns}
+    """A row an item: its number, file and page, its labels, size and time of its file, checksum, what was filled in."""
+    own = index.columns
+    columns: dict[str, Sequence[Any] | NDArray[Any]] = {"item": range(math.prod(index.grid))}
+    columns |= {name: own[name] for name in ("file", "page") if name in own}
+    columns |= index.labels
+    columns |= {name: own[name] for name in ("size", "mtime", "checksum", "filled") if name in own}
+    returns = any("\r" in name for name in own.get("file", ()))  # csv leaves them unquoted before Python 3.13
     stream = io.StringIO(newline="")
-    returns = any("\r" in name for name in columns.get("file", []))  # csv leaves them unquoted before Python 3.13
     writer = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL)
     writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return stream.getvalue().encode("utf-8", "surrogateescape")  # names that are no UTF-8 keep their bytes
+    pieces = []
+    for start in range(0, max(1, len(columns["item"])), CSV_ROWS):
+        part = {name: _as_list(values[start : start + CSV_ROWS]) for name, values in columns.items()}
+        part["checksum"] = [f"{c:08x}" for c in part["checksum"]]
+        writer.writerows(zip(*part.values(), strict=True))
+        pieces.append(stream.getvalue().encode("utf-8", "surrogateescape"))  # names that are no UTF-8 keep their bytes
+        stream.seek(0)
+        stream.truncate()
+    return b"".join(pieces)
 
 
 def _as_list(values: Sequence[Any] | NDArray[Any]) -> list[Any]:
