@@ -181,7 +181,9 @@ def _remote(address: str, wait: float) -> Iterator[Any]:
     begin = time.monotonic()
     while is_file and not os.path.exists(address):  # Client alone would wait for ever
         if time.monotonic() - begin > wait:
-            raise DaskstackError(f"there is no scheduler file {shown(address)}", "start the scheduler first")
+            raise DaskstackError(
+                f"there is no scheduler file {shown(address)} after {wait:g} seconds", "start the scheduler first"
+            )
         time.sleep(0.2)
     try:
         where = {"scheduler_file": address} if is_file else {"address": address}

@@ -90,7 +90,7 @@ def _strip(looks: Sequence[Look], items: int) -> str:
     for one in looks:
         whole = ": ".join(filter(None, [printable(one.name), one.about, printable(one.problem)]))
         picture = _crossed(*size) if one.plane is None else _image(one, values)
-        caption = escape(os.path.basename(printable(one.name)))
+        caption = escape(_end(os.path.basename(printable(one.name)), 13))
         figures.append(f'<figure title="{escape(whole)}">{picture}<figcaption>{caption}</figcaption></figure>')
     return f"<div>{''.join(figures)}</div><small>{escape(_caption(looks, items))}</small>"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -17,7 +18,8 @@ from daskstack.text import nbytes, plural, shown
 
 PACKAGES = ("daskstack", "dask", "distributed", "zarr")
 POLL = 0.2  # seconds
-SHARED = "share the file system between all hosts, under the same path"
+ENDS = 10.0  # seconds that a worker that is told to end may take for the blocks it is at
+SHARED = "all hosts must see the same files under the same paths, and be able to write where the output is"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class Hosts:
         self.client, self.folder, self.a_block, self.wait = client, folder, a_block, wait
         self.paths = [path for path in paths if os.path.isfile(path)]  # the others are bad files wherever one looks
         self.workers: dict[str, Worker] = {}
+        self.there: set[str] = set()
         self.seen = time.monotonic()
+        self.lost = -math.inf
 
     def await_first(self) -> None:
         """Return when some worker is there and all that are there have been looked at.
@@ -66,7 +70,10 @@ class Hosts:
         while not self.look():
             refused = refusal(self.client)
             if refused:
-                raise DaskstackError(f"the batch system refused the jobs: {refused}", "ask for something else")
+                raise DaskstackError(
+                    f"the batch system refused the jobs: {refused}",
+                    "ask for what it has: partition, account, walltime, cores, memory",
+                )
             if time.monotonic() - self.seen > self.wait:
                 raise no_workers(self.client, f"no worker came within {self.wait:g} seconds")
             time.sleep(POLL)
@@ -88,10 +95,15 @@ class Hosts:
             raise DaskstackError(f"the scheduler is gone: {exc}", "see its log; the same command goes on") from exc
         if there:
             self.seen = time.monotonic()
+        if self.there - set(there):
+            self.lost = time.monotonic()
+        self.there = set(there)
         return bool(there)
 
-    def watch(self) -> None:
-        """Look again while blocks are done.
+    def watch(self) -> bool:
+        """Look again while blocks are done; whether a worker was lost lately.
+
+        One that is told to end may still write its blocks and their receipts, and tell nobody.
 
         Raises
         ------
@@ -100,6 +112,7 @@ class Hosts:
         """
         if not self.look() and time.monotonic() - self.seen > self.wait:
             raise no_workers(self.client, f"there has been no worker for {self.wait:g} seconds")
+        return time.monotonic() - self.lost < ENDS
 
     def _look_at(self, addresses: list[str]) -> None:
         known = {worker.host for worker in self.workers.values()}

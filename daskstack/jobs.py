@@ -7,6 +7,7 @@ a job that is lost is asked for again, and a refusal is kept in the batch system
 
 from __future__ import annotations
 
+import asyncio
 import glob
 import logging
 import os
@@ -33,6 +34,8 @@ SRUN = "srun"  # no jobs are asked for: the processes that srun has started are 
 PREFIX = "jobs."  # of the folder with keys and logs
 LOST_AFTER = 15.0  # seconds without any of a job's workers, until another one is asked for
 LOOK_EVERY = 2.0  # seconds
+ASK_EVERY = 30.0  # seconds between questions to the batch system
+IN_VAIN = 4  # jobs in a row that ended before a worker came, until no more are asked for
 NANNY_NBYTES = 200 << 20  # of a job's memory, for what runs beside its workers
 LOG_LINES = 6
 LOOPBACK = "127.0.0.1:0"  # of dashboards, which would listen everywhere where nothing is said
@@ -249,10 +252,12 @@ def _cluster(jobs: Jobs, private: str) -> Any:
     command = kind.job_cls.submit_command.split()[0]
     if shutil.which(command) is None:
         raise UsageError(f"cluster={jobs.cluster}: there is no {command} here", "run it on a host that submits jobs")
+    arguments = _arguments(jobs, private)
     try:
-        return kind(private=private, **_arguments(jobs, private))
+        return kind(private=private, **arguments)
     except (ValueError, TypeError, RuntimeError) as exc:
-        raise UsageError(f"cluster={jobs.cluster}: {exc}", "see the options for clusters") from exc
+        words = str(exc).splitlines()[0].partition(". Very likely")[0].removeprefix("Cluster failed to start: ")
+        raise UsageError(f"cluster={jobs.cluster}: {words}", "see the options for clusters") from exc
 
 
 def _arguments(jobs: Jobs, private: str) -> dict[str, Any]:
@@ -353,7 +358,8 @@ class _Job:
 def _own_words(message: str) -> str:
     """What a command printed, without what dask-jobqueue says around it."""
     printed = message.partition("stderr:\n")[2].strip() or message.strip()
-    return "; ".join(line.strip() for line in printed.splitlines() if line.strip())
+    lines = [line.strip().removeprefix("sbatch: error: ") for line in printed.splitlines()]
+    return "; ".join(filter(None, lines))
 
 
 class _Cluster:
@@ -370,7 +376,16 @@ class _Cluster:
         self._begun: WeakSet[Any] = WeakSet()
         self._missing: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         self._told: WeakSet[Any] = WeakSet()
-        super().__init__(**arguments)
+        self._asked = time.monotonic()
+        self._in_vain = 0
+        try:
+            super().__init__(**arguments)
+        except BaseException:
+            from distributed.core import Status
+
+            _close_keys(self)
+            self.status = Status.closed  # what was begun of it has ended
+            raise
 
     @property
     def refused(self) -> list[str]:
@@ -387,31 +402,54 @@ class _Cluster:
         self.loop.add_callback(watch.start)  # type: ignore[attr-defined]
 
     async def _look(self) -> None:
-        """Drop jobs that had workers and have none any more, or were refused, and ask for as many others."""
+        """Drop jobs that are lost, and ask for as many others."""
         from distributed.core import Status
 
-        if self.status != Status.running:  # type: ignore[attr-defined]
+        if self.status != Status.running:
             return
-        lost = [name for name, job in list(self.workers.items()) if self._is_lost(name, job)]  # type: ignore[attr-defined]
+        idle = {name: job for name, job in list(self.workers.items()) if not self._has_workers(name, job)}  # type: ignore[attr-defined]
+        ended = await self._ended_in_vain(list(idle.values()))
+        lost = [name for name, job in idle.items() if job in ended or self._is_lost(job)]
         for name in lost:
             self.worker_spec.pop(name, None)  # type: ignore[attr-defined]
         if lost:
             await self._correct_state()  # type: ignore[attr-defined]  # the next one may have the same name
-        if self.status == Status.running:  # type: ignore[attr-defined]
+        if self.status == Status.running:
             self.scale(jobs=self.wanted)  # type: ignore[attr-defined]
 
-    def _is_lost(self, name: str, job: Any) -> bool:
+    def _has_workers(self, name: str, job: Any) -> bool:
         there = {worker.name for worker in self.scheduler.workers.values()}  # type: ignore[attr-defined]
         group = self.worker_spec.get(name, {}).get("group", [""])  # type: ignore[attr-defined]
-        if there & {f"{name}{suffix}" for suffix in group}:
-            self._begun.add(job)
-            self._missing.pop(job, None)
+        if not there & {f"{name}{suffix}" for suffix in group}:
+            self._missing.setdefault(job, time.monotonic())
             return False
+        if job not in self._begun:
+            self._begun.add(job)
+            self._in_vain = 0
+        self._missing.pop(job, None)
+        return True
+
+    def _is_lost(self, job: Any) -> bool:
+        """Whether a job that had workers has had none for long, or was refused so long ago."""
         if job.refused_as and job not in self._told:
             self._told.add(job)
             log.warning("a job was refused: %s", job.refused_as)
-        since = self._missing.setdefault(job, time.monotonic())
-        return (job in self._begun or bool(job.refused_as)) and time.monotonic() - since > LOST_AFTER
+        return (job in self._begun or bool(job.refused_as)) and time.monotonic() - self._missing[job] > LOST_AFTER
+
+    async def _ended_in_vain(self, jobs: list[Any]) -> list[Any]:
+        """Those of the jobs that are over, cancelled or failed, and never had a worker; only SLURM is asked."""
+        pending = [job for job in jobs if job.job_id and job not in self._begun]
+        due = time.monotonic() - self._asked > ASK_EVERY and self._in_vain < IN_VAIN
+        if not (self.batch_system == "slurm" and pending and due):
+            return []
+        self._asked = time.monotonic()
+        queue = await asyncio.to_thread(_squeue)
+        ended = [] if queue is None else [job for job in pending if job.job_id not in queue]
+        self._in_vain += len(ended)
+        if ended:
+            said = _last_lines(self.private)
+            log.warning("%s ended before a worker came%s", plural(len(ended), "job"), f"; {said}" if said else "")
+        return ended
 
     def said(self) -> str:
         """What the batch system says of the jobs, and the last lines of their logs."""
@@ -423,13 +461,19 @@ class _Cluster:
 
 def _queue(ids: list[str]) -> str:
     """The state of jobs in SLURM's words."""
-    if not ids:
+    states = _squeue() if ids else None
+    if states is None:
         return ""
-    command = ["squeue", "-h", "-o", "job %i %T %r", "-j", ",".join(ids)]
+    return "squeue: " + ("; ".join(states[job] for job in ids if job in states) or "none of them is in the queue")
+
+
+def _squeue() -> dict[str, str] | None:
+    """The user's jobs that are not over, by their numbers, in SLURM's words; None where it does not answer."""
+    command = ["squeue", "--me", "-h", "-o", "%i job %i %T %r"]
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
-        return "squeue: " + ("; ".join(done.stdout.splitlines()) or "none of them is in the queue")
-    return ""
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+        return {number: words for number, _, words in (line.partition(" ") for line in done.stdout.splitlines())}
+    return None
 
 
 def _last_lines(folder: str) -> str:
@@ -439,7 +483,7 @@ def _last_lines(folder: str) -> str:
         with open(newest, "rb") as f:
             f.seek(max(0, os.path.getsize(newest) - 4096))
             lines = [line.strip() for line in f.read().decode(errors="replace").splitlines() if line.strip()]
-        return f"its log ends: {' | '.join(lines[-LOG_LINES:])}" if lines else ""
+        return f"the newest log ends: {' | '.join(lines[-LOG_LINES:])}" if lines else ""
     return ""
 
 

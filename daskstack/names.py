@@ -27,7 +27,7 @@ Labels: TypeAlias = (
 LabelArrays: TypeAlias = dict[str, NDArray[Any]]
 
 TAKEN = frozenset({"item", "file", "page", "size", "mtime", "checksum", "filled", "data", "index", "zarr.json"})
-_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_INTEGER = re.compile(r"[+-]?\d+")  # digits of any script, as the natural order takes them
 KINDS: dict[str, tuple[type, ...]] = {
     "text": (str,),
     "bool": (bool, np.bool_),
@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "decimal": (float, np.floating),
 }
 MOST_DIGITS = 30  # int() of thousands of them is refused by Python itself
-_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def read_labels(names: Sequence[str], labels: Labels | None, full_names: Sequence[str] = ()) -> LabelArrays:

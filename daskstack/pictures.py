@@ -189,6 +189,8 @@ def contrast(looks: Sequence[Look]) -> Contrast:
     --------
     >>> contrast([Look("a", plane=np.arange(201.0).reshape(1, -1))]).caption
     'black 1, white 199 (percentiles 0.5 and 99.5 of what is shown)'
+    >>> contrast([Look("a", plane=np.array([[0.25, 0.25, 65535.0]]))]).caption
+    'black 0.25, white 64880 (percentiles 0.5 and 99.5 of what is shown)'
     """
     planes = [one.plane for one in looks if one.plane is not None]
     if planes and all(one.stored for one in looks if one.plane is not None):
@@ -202,8 +204,13 @@ def contrast(looks: Sequence[Look]) -> Contrast:
     if low == high:
         low, high, how = float(values.min()), float(values.max()), "all there is"
     if low == high:
-        return Contrast(low, high, f"{low:.4g} everywhere{caption}")
-    return Contrast(low, high, f"black {low:.4g}, white {high:.4g} ({how}){caption}")
+        return Contrast(low, high, f"{_level(low)} everywhere{caption}")
+    return Contrast(low, high, f"black {_level(low)}, white {_level(high)} ({how}){caption}")
+
+
+def _level(value: float) -> str:
+    """Four digits, or all before the point of what a camera counts."""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def painted(one: Look, values: Contrast) -> Pixels:

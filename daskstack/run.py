@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import platform
-import queue
 import time
 from array import array
 from collections import Counter
@@ -48,6 +47,7 @@ from daskstack.tasks import BlockResult, Place, Storable, differs
 from daskstack.text import SHOWN, count, listed, nbytes, plural, shown
 
 LOOK_EVERY = 2.0  # seconds between looks at a cluster's workers
+GATHER_EVERY = 0.1  # seconds between looks at what they have done
 WAIT = 60.0  # seconds for a cluster's workers to be there
 
 log = logging.getLogger("daskstack")
@@ -328,9 +328,13 @@ def _run_blocks(
             bad = len(result.bad) if result.receipt is None else len(result.receipt.filled)
             shown_progress.update(items, items * plan.target.item_nbytes, bad)
 
+        def on_disk() -> dict[Any, BlockResult]:
+            kept = _kept_blocks(plan, work, how, folder)
+            return {key: BlockResult(k, kept[k]) for key, k in zip(keys, todo, strict=True) if k in kept}
+
         if hosts is not None:
             futures = hosts.client.get(dict(graph), keys, sync=False)
-            return _gather(hosts, futures, graph, told)
+            return _gather(hosts, futures, graph, told, on_disk)
         return list(_get(plan, graph, keys, told))
 
 
@@ -374,46 +378,60 @@ def _get_in_processes(plan: StorePlan, graph: Mapping[Any, Any], keys: list[Any]
 
 
 def _gather(
-    hosts: Hosts, futures: Sequence[Any], tasks: Mapping[Any, Any], told: Callable[[Any, Any], None]
+    hosts: Hosts,
+    futures: Sequence[Any],
+    tasks: Mapping[Any, Any],
+    told: Callable[[Any, Any], None],
+    on_disk: Callable[[], Mapping[Any, Any]] = dict,
 ) -> list[Any]:
     """Results as they come from a cluster, in the order of the futures at the end.
 
-    Each is let go of at once: those that a dead worker still held would be worked out again.
+    Those that are there are fetched together, a few times a second: a message for each block would cost more than
+    all else that the scheduler does for it.  Each is let go of at once: those that a dead worker still held would be
+    worked out again.  For those that died with their worker, ``on_disk`` is asked.
     """
     waiting = {future.key: future for future in futures}
     results: dict[Any, Any] = dict.fromkeys(waiting)
-    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for future in futures:
-        future.add_done_callback(done.put)
+    looked = time.monotonic()
     try:
-        looked = time.monotonic()
         while waiting:
+            time.sleep(GATHER_EVERY)
+            found = _fetched(hosts.client, [future for future in waiting.values() if future.done()], tasks)
             if time.monotonic() - looked > LOOK_EVERY:
-                hosts.watch()
+                if hosts.watch():
+                    found |= {key: result for key, result in on_disk().items() if key in waiting}
                 looked = time.monotonic()
-            with suppress(queue.Empty):
-                future = done.get(timeout=LOOK_EVERY)
-                try:
-                    results[future.key] = _result_of(future, tasks.get(future.key))
-                except TimeoutError:
-                    if future.status == "error":  # the task's own
-                        raise
-                    future.add_done_callback(done.put)  # its worker died with it, or is slow: there will be another
-                    continue
-                waiting.pop(future.key).release()
-                told(future.key, results[future.key])
+            for key, result in found.items():
+                results[key] = result
+                waiting.pop(key).release()
+                told(key, result)
     finally:
         hosts.client.cancel(list(waiting.values()))
     return list(results.values())
 
 
-def _result_of(future: Any, task: Any) -> Any:
-    """What a task gave, or why the cluster has given it up."""
+def _fetched(client: Any, futures: Sequence[Any], tasks: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Results of futures that are done, by their keys; none where one has died with its worker, or is slow to come."""
+    for future in futures:
+        if future.status != "finished":
+            _raise_failure(future, tasks.get(future.key))
     try:
-        return future.result(timeout=LOOK_EVERY)
-    except (DaskstackError, TimeoutError):
+        gather = partial(client.gather, asynchronous=True)
+        results = client.sync(gather, futures, callback_timeout=LOOK_EVERY) if futures else ()
+    except TimeoutError:
+        return {}
+    return {future.key: result for future, result in zip(futures, results, strict=True)}
+
+
+def _raise_failure(future: Any, task: Any) -> None:
+    """Say why the cluster has given a block up; nothing where it is at it again."""
+    try:
+        future.result(timeout=LOOK_EVERY)
+    except DaskstackError:
         raise
     except Exception as exc:
+        if isinstance(exc, TimeoutError) and future.status != "error":
+            return
         files = _files_of(task)
         if not files and not type(exc).__module__.startswith("distributed."):  # of a function of the user's
             raise

@@ -111,6 +111,10 @@ class Place:
     fill: bool = False
     readers: int = 1
 
+    def __dask_tokenize__(self) -> tuple[str, str]:
+        """What Dask tells places apart by; it would pickle all fields for each task."""
+        return self.folder, self.plan_id
+
 
 @dataclass(frozen=True)
 class BlockResult:

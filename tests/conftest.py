@@ -27,6 +27,11 @@ Array: TypeAlias = NDArray[Any]
 DATA = Path(__file__).parent / "data"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that wait for SLURM come first: one process takes them all, and the others take the rest meanwhile."""
+    items.sort(key=lambda item: "slurm" not in getattr(item, "fixturenames", ()))
+
+
 def image(k: int, shape: tuple[int, ...] = (5, 7), dtype: str = "uint16") -> Array:
     """Distinct for each k, not square, so that a swap of items or axes shows."""
     return (np.arange(np.prod(shape)).reshape(shape) + 100 * k).astype(dtype)

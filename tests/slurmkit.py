@@ -156,7 +156,7 @@ def until(met: Callable[[], object], what: str, seconds: float = PATIENCE) -> No
     end = time.monotonic() + seconds
     while not met():
         assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def listeners(pids: Sequence[int]) -> list[str]:

@@ -403,7 +403,7 @@ def test_preview(frames: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_completion_of_commands_and_options() -> None:
-    line = re.search(r'^eval "\$\((.*)\)"$', (Path(__file__).parents[1] / "README.md").read_text(), re.MULTILINE)
+    line = re.search(r'^ *eval "\$\((.*)\)"$', (Path(__file__).parents[1] / "README.md").read_text(), re.MULTILINE)
     assert line is not None
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = f"""

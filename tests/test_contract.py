@@ -179,6 +179,9 @@ class StoreContract:
     ) -> None:
         case = make(name, tmp_path)
         expected = plain_loop(case)
+        if name in DTYPES:  # of dtypes, which are many and alike, the others take turns
+            others = list(schedulers)[1:]
+            schedulers = {how: schedulers[how] for how in ("synchronous", others[DTYPES.index(name) % len(others)])}
         outs = {how: self.build(case, tmp_path / how, scheduler=s, threads=2) for how, s in schedulers.items()}
         assert {how: exactly(self.plain(out), expected) for how, out in outs.items()} == dict.fromkeys(outs, True)
         first = stored(tmp_path / "synchronous")

@@ -367,3 +367,10 @@ def test_a_dataset_is_what_xarray_opens_of_the_group(
 def test_of_a_very_large_plane_a_part_is_made_numbers() -> None:
     plane = np.broadcast_to(np.uint8(9), (100_000, 200_000))  # of 160 GB as float64
     assert shrunk(plane, 4).tolist() == [[9.0] * 4] * 2
+
+
+def test_long_names_are_told_apart_by_their_ends(tmp_path: Path) -> None:
+    for k in range(3):
+        np.save(tmp_path / f"a_name_as_an_instrument_gives_{k}.npy", image(k))
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", open_stack(tmp_path)._repr_html_())
+    assert captions == [f"…_gives_{k}.npy" for k in range(3)]

@@ -71,10 +71,10 @@ def remove(folder: Path, name: str) -> None:
             path.unlink()
 
 
-def faults(call: str, number: int, *, thin: bool = False, **options: Any) -> Iterator[Fault]:
-    """Each call in turn, once and for good (of a thin choice in turns); and so do the errors take turns."""
+def faults(call: str, number: int, *, thin: bool = False, step: int = 1, **options: Any) -> Iterator[Fault]:
+    """Each call in turn, or one in so many, once and for good (of a thin choice in turns); the errors take turns."""
     errors = (*ERRORS, SHORT, TORN) if call in WRITES else ERRORS
-    for n in range(1, number + 1):
+    for n in range(1, number + 1, step):
         for for_good in (False, True):
             if not thin or for_good == (n % 2 == 0):
                 yield Fault(call, n, errors[(n // 2 + n + 2 * for_good) % len(errors)], for_good, **options)
@@ -112,6 +112,7 @@ def others(folder: Path, name: str) -> Files:
 
 
 IN_TASKS = ("pwrite", "writev", "fsync", "rename")
+MANY = ("open", "close", "fsync", "mkdir")  # of which both versions of Zarr make most in the same lines
 CASES = [
     (name, call, scheduler)
     for name in OUTPUTS
@@ -125,7 +126,8 @@ CASES = [
 def test_every_call_fails_once_and_for_good(folder: Path, name: str, call: str, scheduler: str) -> None:
     whole, counts, before = whole_output(folder, name), counted(folder, name), others(folder, name)
     assert counts[call] >= 1
-    for fault in faults(call, counts[call], thin=scheduler == "threads" or name != "out.npy"):
+    step = 3 if name == "two.zarr" and call in MANY else 1
+    for fault in faults(call, counts[call], thin=scheduler == "threads" or name != "out.npy", step=step):
         survive(folder, name, fault, scheduler=scheduler)
         assert finished(folder / name) in ({}, whole), fault
         go_on(folder, name, whole, before, fault, scheduler=scheduler)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +13,14 @@ from typing import Any
 import pytest
 from conftest import Array, published, same
 from distributed import Client
+from slurmkit import until
 
 import daskstack.run
 from daskstack import build
 from daskstack.errors import DaskstackError, OutputError
 from daskstack.output import open_output
 from daskstack.progress import Progress
+from daskstack.targets.npy import WRITERS
 
 OUTPUTS = [
     ("out.npy", {}),
@@ -106,10 +110,28 @@ def test_workers_read_back_what_those_of_another_host_wrote(
     assert same(open_output(out).array.compute(), expected)
 
 
+def test_what_a_worker_of_a_killed_client_still_writes_is_waited_for_and_what_is_done_is_kept(frames: Path) -> None:
+    asked: dict[str, Any] = {"progress": False, "files_per_block": 2}
+    build("frames", "out.npy", part="0/2", **asked)
+    path = next((frames.parent / "out.npy.part").rglob(WRITERS))
+    left = path.open()
+    fcntl.flock(left, fcntl.LOCK_SH)
+
+    def end_once_the_folder_is_taken_over() -> None:
+        until(lambda: not path.exists(), "the next run")
+        left.close()
+
+    worker = threading.Thread(target=end_once_the_folder_is_taken_over)
+    worker.start()
+    report = build("frames", "out.npy", **asked)
+    worker.join()
+    assert report.read == 6
+
+
 def test_a_worker_with_other_versions_is_named(
     frames: Path, two_hosts: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daskstack.hosts.version", lambda name: "0.1")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1")
     with pytest.raises(
         DaskstackError, match=r"the worker on [ab] has daskstack \S+ \(here 0\.1\), dask \S+ \(here 0\.1\), "
     ):

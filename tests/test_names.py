@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 import warnings
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daskstack import build
+from daskstack.cli import main
 from daskstack.errors import LabelError, StackWarning, UsageError
 from daskstack.names import missing_numbers, read_labels
 from daskstack.order import natural_key
@@ -73,6 +76,9 @@ def column(values: list[str]) -> np.ndarray:
         (["12e999", "3e1000"], np.array(["12e999", "3e1000"])),
         (["1" * 5000, "2"], np.array(["1" * 5000, "2"])),
         (["ж", "é", "日本"], np.array(["ж", "é", "日本"])),
+        (["٢", "١٠", "٣"], np.array([2, 10, 3])),  # in every script whose digits are put in natural order
+        (["１", "-２", "0.５"], np.array([1, -2, 0.5])),
+        (["²", "1", "3"], np.array(["²", "1", "3"])),
     ],
 )
 def test_columns_become_numbers_only_where_all_are(texts: list[str], expected: np.ndarray) -> None:
@@ -219,3 +225,55 @@ def test_a_csv_is_keyed_by_full_names_where_short_ones_stand_for_several_files(t
     table.write_text("file,y\n1.npy,1\n")
     with pytest.raises(LabelError, match="2 of 2 files are not in"):
         read_labels(["1.npy", "1.npy"], table, full)
+
+
+NFC, NFD = "café", unicodedata.normalize("NFD", "café")
+VALUE = r"v(?P<v>[^/]+)\.npy$"
+FROM_NAMES: dict[str, tuple[str, dict[str, object]]] = {
+    "not padded": (VALUE, {"v1": 1, "v10": 10, "v2": 2}),
+    "padded unevenly": (VALUE, {"v007": 7, "v08": 8, "v9": 9}),
+    "negative": (VALUE, {"v-10": -10, "v-2": -2, "v+5": 5}),
+    "decimals": (VALUE, {"v0.5": 0.5, "v-1.25": -1.25, "v10": 10.0}),
+    "powers": (VALUE, {"v1e3": 1000.0, "v2E-1": 0.2, "v.5": 0.5}),
+    "hexadecimal": (VALUE, {"v0x1f": "0x1f", "v0xa0": "0xa0", "v0x10": "0x10"}),
+    "letters and digits": (VALUE, {"v1e": "1e", "vff": "ff", "v10": "10"}),
+    "beyond 64 bits": (VALUE, {f"v{2**64}": str(2**64), "v1": "1"}),
+    "digits of Arabic": (VALUE, {"v١٠": 10, "v٢": 2}),
+    "digits of full width": (VALUE, {"v１０": 10, "v２": 2}),
+    "letters of other scripts": (VALUE, {"vж": "ж", "v日本": "日本", "vあ": "あ"}),
+    "composed or not": (f"(?P<v>{NFC}|the)_", {f"{NFC}_1": NFC, f"{NFD}_2": NFC, "the_3": "the"}),
+    "an expression not composed": (f"(?P<v>{NFD}|the)_", {f"{NFC}_1": NFC, f"{NFD}_2": NFC, "the_3": "the"}),
+    "a folder": (r"^(?P<v>[^/]+)/", {"cat/1": "cat", "dog/1": "dog", "dog/2": "dog"}),
+    "folders within folders": (r"(?P<v>\w+)/\d\.npy", {"a/cat/1": "cat", "b/cat/1": "cat", "b/dog/1": "dog"}),
+}
+
+
+@pytest.mark.parametrize("kind", FROM_NAMES)
+def test_labels_of_files_and_links_are_the_same_from_python_and_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pattern, due = FROM_NAMES[kind]
+    for k, name in enumerate(due):
+        Path("in", f"{name}.npy").parent.mkdir(parents=True, exist_ok=True)
+        np.save(f"{k}.npy", np.full(3, k))  # every pixel tells its file
+        (os.rename if k % 2 else os.symlink)(tmp_path / f"{k}.npy", f"in/{name}.npy")
+    build("in", "python.npy", labels=pattern, progress=False)
+    main(["build", "in", "line.npy", "--labels", pattern, "--quiet"], standalone_mode=False)
+    for out in ("python", "line"):
+        file_of = np.load(f"{out}.npy")[:, 0]
+        found, expected = np.load(f"{out}.v.npy"), np.array(list(due.values()))[file_of]
+        assert sorted(file_of) == list(range(len(due)))
+        assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+
+
+def test_equal_names_in_several_sources_keep_their_own_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for k, name in enumerate(["one/t1", "one/t2", "two/t1", "two/t2"]):
+        Path(name).parent.mkdir(exist_ok=True)
+        np.save(f"{name}.npy", np.full(3, k))
+    Path("table.csv").write_text("file,v\ntwo/t2.npy,3\none/t1.npy,0\none/t2.npy,1\ntwo/t1.npy,2\n")
+    build(["two", "one"], "python.npy", labels="table.csv", progress=False)
+    main(["build", "one", "two", "line.npy", "--labels", "table.csv", "--quiet"], standalone_mode=False)
+    for out, order in (("python", [2, 3, 0, 1]), ("line", [0, 1, 2, 3])):
+        assert np.load(f"{out}.npy")[:, 0].tolist() == np.load(f"{out}.v.npy").tolist() == order

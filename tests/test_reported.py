@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +150,15 @@ EVERY_WAY = pytest.mark.parametrize(
 # each kind of output and each scheduler once at least, where a test is about neither
 SOME = [("npy", "client"), ("zarr", "processes"), ("zarr", "synchronous"), ("zarr 2", "threads")]
 SOME_WAYS = pytest.mark.parametrize("way", SOME, indirect=True, ids=" by ".join)
+
+
+def pairwise(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Of three axes, the longest first, as few choices as hold each pair of values of any two of them."""
+    first, second, third = map(list, axes)
+    assert len(first) >= len(second) >= len(third)
+    return [(one, two, third[(i + j) % len(third)]) for i, one in enumerate(first) for j, two in enumerate(second)]
+
+
 # where tasks are at work at the same time
 RACING = [*((kind, "threads") for kind in OUTPUTS), ("zarr", "client"), ("zarr 2", "processes")]
 RACING_WAYS = pytest.mark.parametrize("way", RACING, indirect=True, ids=" by ".join)
@@ -1509,9 +1518,12 @@ def test_another_dtype_where_a_cast_is_asked_for(folder: Path, first: str, later
 
 
 # dask/dask-image#200: each label belongs to its image
-@pytest.mark.parametrize("sort_by", [None, ["kind"], ["kind", "n"], ["n"]], ids=str)
-@pytest.mark.parametrize("listed", [True, False])
-@SOME_WAYS
+@pytest.mark.parametrize(
+    ("way", "sort_by", "listed"),
+    pairwise(SOME, [None, ["kind"], ["kind", "n"], ["n"]], [True, False]),
+    indirect=["way"],
+    ids=str,
+)
 def test_labels_belong_to_images(folder: Path, sort_by: list[str] | None, listed: bool, way: Way) -> None:
     numbers = list(range(0, 240, 7))
     kind = {n: "dark" if n % 3 == 0 else "light" for n in numbers}
@@ -1532,10 +1544,12 @@ def test_labels_belong_to_images(folder: Path, sort_by: list[str] | None, listed
     )
 
 
-@pytest.mark.parametrize("key", [slice(None, None, 3), slice(None, None, -1), [5, 0, 5, 2], slice(4, 9)], ids=str)
-@pytest.mark.parametrize(("kind", "join"), [("npy", "stack"), ("tif", "concat")])
-@SOME_WAYS
-def test_labels_belong_to_images_of_a_part(folder: Path, key: Any, kind: str, join: Any, way: Way) -> None:
+KEYS = [slice(None, None, 3), slice(None, None, -1), [5, 0, 5, 2], slice(4, 9)]
+
+
+@pytest.mark.parametrize(("way", "key", "kind"), pairwise(SOME, KEYS, ["npy", "tif"]), indirect=["way"], ids=str)
+def test_labels_belong_to_images_of_a_part(folder: Path, key: Any, kind: str, way: Way) -> None:
+    join: Any = {"npy": "stack", "tif": "concat"}[kind]
     rows = np.arange(12).repeat(1 if join == "stack" else 2)
     for k in range(12):
         SAVE[kind](folder / f"s{k}.{kind}", np.full((2, *SHAPE), k, "uint16"))
@@ -1551,12 +1565,13 @@ def test_labels_belong_to_images_of_a_part(folder: Path, key: Any, kind: str, jo
 
 
 # scverse/spatialdata#929, dask/dask#12581, sgkit-dev/sgkit#296, pydata/xarray#2335: joined files of several lengths
-@pytest.mark.parametrize("rows", [[3, 2, 4, 1, 3], [1, 1, 1], [7], [1, 20, 2], [0, 3, 0, 2]], ids=str)
-@pytest.mark.parametrize(("kind", "files_per_block"), [("C", None), ("C", 2), ("F", None), ("pages", 1)])
-@SOME_WAYS
-def test_files_of_several_lengths(
-    folder: Path, rows: list[int], kind: str, files_per_block: int | None, way: Way
-) -> None:
+LENGTHS = [[3, 2, 4, 1, 3], [1, 1, 1], [7], [1, 20, 2], [0, 3, 0, 2]]
+HELD = [("C", None), ("C", 2), ("F", None), ("pages", 1)]
+
+
+@pytest.mark.parametrize(("rows", "held", "way"), pairwise(LENGTHS, HELD, SOME), indirect=["way"], ids=str)
+def test_files_of_several_lengths(folder: Path, rows: list[int], held: tuple[str, int | None], way: Way) -> None:
+    kind, files_per_block = held
     due = frames(sum(rows), (4, 6))
     file_of = [k for k in range(len(rows)) for _ in range(rows[k])]
     for k, part in enumerate(np.split(due, np.cumsum(rows)[:-1])):
@@ -1574,7 +1589,7 @@ def test_files_of_several_lengths_many_times(folder: Path, way: Way) -> None:
     due = frames(sum(rows), (6,))
     for k, part in enumerate(np.split(due, np.cumsum(rows)[:-1])):
         npy(folder / f"c{k}.npy", part)
-    gives(folder, folder, due, join="concat", files_per_block=1, ways=[way] * (20 if way.scheduler == "threads" else 5))
+    gives(folder, folder, due, join="concat", files_per_block=1, ways=[way] * (10 if way.scheduler == "threads" else 5))
 
 
 # the same of any Dask array: no two tasks write the same file, and what lies beside a block stays
@@ -1599,14 +1614,13 @@ NO_SPECIFICATION = "ignore:The data type:zarr.errors.UnstableSpecificationWarnin
 
 
 @pytest.mark.filterwarnings(NO_SPECIFICATION)
-@pytest.mark.parametrize("derived", DERIVED.values(), ids=DERIVED)
-@pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
-@pytest.mark.parametrize("kind", OUTPUTS)
+@pytest.mark.parametrize(("derived", "blocks", "kind"), pairwise(DERIVED, BLOCKS, OUTPUTS))
 def test_each_file_of_a_derived_array_is_written_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, blocks: Any, derived: tuple[Any, Any]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, blocks: str, derived: str
 ) -> None:
     whole, way = frames(13, (9, 11)), Way(kind, "synchronous")
-    array, due = derived[0](da.from_array(whole, chunks=blocks)), derived[1](whole)
+    of_dask, of_numpy = DERIVED[derived]
+    array, due = of_dask(da.from_array(whole, chunks=BLOCKS[blocks])), of_numpy(whole)
     tiles: dict[str, Any] = {} if kind == "npy" else {"chunks": (2,) * due.ndim}
     if kind == "zarr":
         tiles["shards"] = (4,) * due.ndim
@@ -1642,7 +1656,7 @@ def test_chunks_across_blocks_many_times(folder: Path, way: Way, of: str) -> Non
     for k in range(10):
         npy(folder / f"a{k:02}.npy", due[k])
     stack = daskstack.open_stack(folder, files_per_block=3)
-    for k in range(20 if way.scheduler == "threads" else 5):
+    for k in range(9 if way.scheduler == "threads" else 3):
         chunks, shards = TILES[k % 3]
         tiles: dict[str, Any] = {"npy": {}, "zarr": {"chunks": chunks, "shards": shards}, "zarr 2": {"chunks": chunks}}[
             way.kind
@@ -1656,9 +1670,14 @@ def test_chunks_across_blocks_many_times(folder: Path, way: Way, of: str) -> Non
 
 
 # dask/dask#586, gwmod/nlmod#395: the same path, new content
-@pytest.mark.parametrize(("kind", "join"), [("npy", "concat"), ("tif", "stack")])
-@EVERY_WAY
-def test_new_content(folder: Path, kind: str, join: Any, way: Way) -> None:
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [((out, scheduler), kind) for scheduler, out, kind in pairwise(EVERY_SCHEDULER, OUTPUTS, ["npy", "tif"])],
+    indirect=["way"],
+    ids=str,
+)
+def test_new_content(folder: Path, kind: str, way: Way) -> None:
+    join: Any = {"npy": "concat", "tif": "stack"}[kind]
     paths = [SAVE[kind](folder / f"f{k}.{kind}", frame(k)) for k in range(2)]
     joined = np.concatenate if join == "concat" and kind == "npy" else np.stack
     old, new = joined([frame(0), frame(1)]), joined([frame(0), frame(9)])

@@ -501,11 +501,11 @@ OTHERS_OF_NPY: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 OTHERS_OF_ZARR: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "chunks": ({}, {"chunks": (1, 5, 4)}, "chunks [1, 5, 7], now [1, 5, 4]; shards [1, 5, 7], now [1, 5, 8]"),
     "shards": ({}, {"shards": (4, 5, 7)}, "blocks 12, now 3; shards [1, 5, 7], now [4, 5, 7]"),
-    "compression": ({}, {"compression": "zstd:3"}, "compression blosc:zstd:1:bitshuffle, now zstd:3"),
+    "compression": ({}, {"compression": "zstd:3"}, "compression blosc:lz4:1:bitshuffle, now zstd:3"),
     "format": (
         {},
         {"zarr_format": 2, "shards": None},
-        "zarr_format 3, now 2; compression blosc:zstd:1:bitshuffle, now zstd:1",
+        "zarr_format 3, now 2; compression blosc:lz4:1:bitshuffle, now zstd:1",
     ),
 }
 REFUSED = [

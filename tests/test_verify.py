@@ -109,11 +109,12 @@ def is_text(path: Path) -> bool:
 def flips(path: Path, alike: int) -> Iterator[int]:
     """Bytes of a file in turn changed; as it was, in the end.
 
-    Each byte of the first of files that are alike; of those after it, and of texts, some, from another one on each time.
+    Each byte beside a .npy, each third one of the first of files of a Zarr group that are alike; of those after it, and
+    of texts, some, from another one on each time.
     """
     data = path.read_bytes()
-    text = is_text(path)
-    step = (47 if len(data) > 1000 else 19) if text or len(data) > 400 else 5 if alike else 1
+    text, in_group = is_text(path), path.parts[0].endswith(".zarr")
+    step = (101 if len(data) > 1000 else 37) if text else 23 if alike else 3 if in_group else 1
     for at in range(alike % step, len(data), step):
         path.write_bytes(data[:at] + bytes([data[at] ^ (0x11 if text else 0xFF)]) + data[at + 1 :])
         yield at
@@ -128,7 +129,7 @@ def same_json(path: Path, before: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", list(OUTPUTS))
-def test_every_flipped_byte_is_found(frames: Path, name: str) -> None:
+def test_flipped_bytes_are_found_wherever_they_are(frames: Path, name: str) -> None:
     build("frames", name, labels={"k": r"_(\d+)"}, limit=5, progress=False, **OUTPUTS[name])
     found, seen = 0, Counter[str]()
     for path in files_of(name):
@@ -146,7 +147,7 @@ def test_every_flipped_byte_is_found(frames: Path, name: str) -> None:
             assert report.status, f"{path} at {at}"
             assert any(p.item is not None or p.file for p in report.problems) or report.unchecked
             found += 1
-    assert found > 400
+    assert found > 250
     assert checked(name).status == 0
 
 

@@ -22,11 +22,12 @@ from conftest import DATA, Array, Run, image, need_root, published, same
 from faultkit import calls_of, struck
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numcodecs.blosc import decompress
 
 import daskstack
 from daskstack import blocks, build, open_stack
 from daskstack.errors import BadFilesError, NoSpaceError, OutputError, OutputExistsError, SourceError, UsageError
-from daskstack.targets.shard import Compression, chunk_regions, encode_shard, parse_compression
+from daskstack.targets.shard import Compression, chunk_regions, encode_chunk, encode_shard, parse_compression
 
 
 def read_zarr(out: str | Path) -> Array:
@@ -154,6 +155,29 @@ def test_any_grid_against_numpy(tmp_path_factory: pytest.TempPathFactory, data: 
     assert len(shards_on_disk) == int(np.prod([-(-n // s) for n, s in zip(items.shape, shards, strict=True)]))
 
 
+def test_by_default_an_image_is_a_chunk_of_lz4_and_shuffled_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    y, x = np.indices((128, 128))
+    noise = np.random.default_rng(0).normal(0, 6, (70, 128, 128))
+    items = (500 + 900 * np.exp(-((y - 50) ** 2 + (x - 70) ** 2) / 900) + noise).astype("uint16")  # as a camera's
+    save(tmp_path / "in", items)
+    build("in", "out.zarr", progress=False)
+    for read in READERS.values():
+        assert same(read("out.zarr"), items)
+    described = json.loads(Path("out.zarr/data/zarr.json").read_text())
+    assert described["chunk_grid"]["configuration"]["chunk_shape"] == [2, 128, 128]
+    sharding = described["codecs"][0]["configuration"]
+    assert sharding["chunk_shape"] == [1, 128, 128]
+    assert sharding["codecs"][1] == {
+        "name": "blosc",
+        "configuration": {"typesize": 2, "cname": "lz4", "clevel": 1, "shuffle": "bitshuffle", "blocksize": 0},
+    }
+    stored = sum(path.stat().st_size for path in Path("out.zarr/data").glob("c.*"))
+    assert 1.7 < items.nbytes / stored < 1.8  # 1.15 where bytes are shuffled for elements
+
+
 @pytest.mark.parametrize(
     "text", ["none", "zstd", "zstd:5", "gzip:1", "blosc", "blosc:lz4", "blosc:zstd:5:shuffle", "blosc:zlib:3:none"]
 )
@@ -173,6 +197,19 @@ def test_compressions(frames: Path, expected: Array, text: str) -> None:
 def test_compressions_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match=f"compression='{text}'"):
         parse_compression(text)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f8", "V3", "c16", "U100"])
+@pytest.mark.parametrize(("shuffle", "flag"), [("none", 0), ("shuffle", 1), ("bitshuffle", 4)])
+def test_blosc_shuffles_elements_as_wide_as_the_dtype(dtype: str, shuffle: str, flag: int) -> None:
+    chunk = np.repeat(np.arange(64, dtype="u1"), 6 * 400).view(dtype)
+    encoded = Compression("blosc", shuffle=shuffle).encode(chunk, chunk.itemsize)
+    assert encoded[2] & 5 == flag
+    assert encoded[3] == (chunk.itemsize if chunk.itemsize < 256 else 1)  # the widest that blosc knows
+    assert decompress(encoded) == chunk.tobytes()
+    summed = encode_chunk(chunk, chunk.shape, Compression("blosc", shuffle=shuffle))  # as Zarr 2 has it
+    assert decompress(summed)[:-4] == chunk.tobytes()
+    assert summed[3] == {"f8": 4, "c16": 4, "V3": 1, "U100": 4}.get(dtype, chunk.itemsize)  # 4 bytes are its checksum's
 
 
 def test_a_shard_is_what_the_specification_says() -> None:

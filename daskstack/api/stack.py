@@ -154,7 +154,7 @@ class Stack(FileStack):
             Of Zarr: shape of one file, in whole chunks; a block is one shard deep.
         compression : str, optional
             Of Zarr: ``none``, ``zstd[:LEVEL]``, ``gzip[:LEVEL]`` or
-            ``blosc[:COMPRESSOR[:LEVEL[:SHUFFLE]]]``; default ``blosc:zstd:1:bitshuffle``.  A checksum
+            ``blosc[:COMPRESSOR[:LEVEL[:SHUFFLE]]]``; default ``blosc:lz4:1:bitshuffle``.  A checksum
             (crc32c) follows each chunk always.
         zarr_format : {3, 2}, optional
             Version of the format.  2 has no shards: a chunk is a file, by default a block; compressed by

@@ -47,6 +47,7 @@ from daskstack.text import plural, shown
 
 REPLACED = "replaced"
 BAD_FILES = "bad.csv"
+WRITE_ENDS = 20.0  # seconds that what a task is writing may take, once nobody wants it any more
 
 log = logging.getLogger("daskstack")
 
@@ -194,7 +195,7 @@ def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> St
         if alone and files.lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
             _sweep_jobs(folder)
             place = _moved(place)
-            if target.is_written(place):
+            if _is_written(target, place):
                 log.warning("a worker of an earlier run is still writing; what it kept is thrown away")
                 throw_away(folder)
                 raise locks.gone(folder)  # noqa: TRY301
@@ -206,6 +207,16 @@ def _take_over(folder: str, plan_id: str, target: Target, *, shared: bool) -> St
         files.let_go(lock)
         raise
     return Staging(folder, place, lock, root_is_own=True)
+
+
+def _is_written(target: Target, place: str) -> bool:
+    """Whether a task of an earlier run does not end; one that a cluster's dead client left does, with its block."""
+    end = time.monotonic() + WRITE_ENDS
+    while target.is_written(place):
+        if time.monotonic() > end:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def _sweep_jobs(folder: str) -> None:

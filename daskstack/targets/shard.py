@@ -9,6 +9,7 @@ its own crc32c, the last of the inner codecs.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,9 @@ KINDS = ("none", "zstd", "gzip", "blosc")
 class Compression:
     """How chunks are compressed; a checksum follows always.
 
+    By default by blosc with lz4 after shuffling bits: on images of cameras two to three times as fast as
+    zstd, both ways, for 6 to 22 % more bytes (``tests/benchmarks/compressions.py``).
+
     Parameters
     ----------
     kind : {"none", "zstd", "gzip", "blosc"}
@@ -44,7 +48,7 @@ class Compression:
 
     kind: str = "blosc"
     level: int = 1
-    inner: str = "zstd"
+    inner: str = "lz4"
     shuffle: str = "bitshuffle"
 
     def __str__(self) -> str:
@@ -98,12 +102,13 @@ class Compression:
             return bytes(imagecodecs.gzip_encode(data, level=self.level))
         if self.kind == "zstd":
             return bytes(imagecodecs.zstd_encode(data, level=self.level))
+        # imagecodecs tells blosc the itemsize of the buffer, whichever typesize it is given itself
+        elements: Any = data.view(f"V{math.gcd(data.size, typesize)}")
         return bytes(
             imagecodecs.blosc_encode(
-                data,
+                elements,
                 level=self.level,
                 compressor=self.inner,
-                typesize=typesize,
                 shuffle=SHUFFLES[self.shuffle],
                 numthreads=1,
             )
@@ -120,8 +125,8 @@ def parse_compression(text: str | None, default: str = "blosc") -> Compression:
 
     Examples
     --------
-    >>> [str(parse_compression(text)) for text in ("zstd:3", None, "blosc:lz4")]
-    ['zstd:3', 'blosc:zstd:1:bitshuffle', 'blosc:lz4:1:bitshuffle']
+    >>> [str(parse_compression(text)) for text in ("zstd:3", None, "blosc:zstd")]
+    ['zstd:3', 'blosc:lz4:1:bitshuffle', 'blosc:zstd:1:bitshuffle']
     """
     if text is None:
         return Compression(default)
@@ -132,7 +137,7 @@ def parse_compression(text: str | None, default: str = "blosc") -> Compression:
     made = Compression(
         kind=kind,
         level=int(fields.get("level", "5" if kind == "gzip" else "1")) if fields.get("level", "1").isdigit() else -1,
-        inner=fields.get("inner", "zstd"),
+        inner=fields.get("inner", "lz4"),
         shuffle=fields.get("shuffle", "bitshuffle"),
     )
     most = {"none": 9, "zstd": 22, "gzip": 9, "blosc": 9}.get(kind, -1)
