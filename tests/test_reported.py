@@ -184,12 +184,9 @@ usual = PLAIN
 def usual_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first inputs of each test, and those next to them, become every output by every scheduler."""
     spec = getattr(request.node, "callspec", None)
-    # A nanny that starts its worker anew pickles Dask's configuration, and a pool cannot be.
-    if (
-        "folder" in request.fixturenames
-        and "client" not in request.fixturenames
-        and (spec is None or sum(spec.indices.values()) <= 2)
-    ):
+    first = spec is None or sum(spec.indices.values()) <= 2
+    # a cluster's workers, when they are started again, get Dask's configuration, and cannot get a pool
+    if first and "folder" in request.fixturenames and not {"way", "client"} & set(request.fixturenames):
         request.getfixturevalue("pool")
         monkeypatch.setattr(sys.modules[__name__], "usual", EVERYWHERE)
 
