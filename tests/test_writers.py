@@ -110,7 +110,7 @@ def differs(reader: str, path: Path, kind: Kind, found: Array | None) -> str:
     if kind == (ALPHA, "uint8") and path.suffix == ".bmp":
         if reader.endswith("imagecodecs holds") and found is None:
             return "its older versions read no BMP with an alpha plane"
-        if reader == "Pillow" and found is not None and found.shape[-1] == 3:
+        if found is not None and found.shape[-1] == 3:
             return "its older versions leave the alpha plane of a BMP out"
     if reader == "OpenCV" and kind == (ALPHA, "uint8") and path.suffix == ".tif" and found is not None:
         return "libtiff multiplies colours by alpha for it"
