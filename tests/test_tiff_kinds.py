@@ -344,3 +344,26 @@ def test_thumbnails_of_another_kind_are_left_out_when_a_series_is_chosen(tmp_pat
             tif.write(image(k, (8, 12, 3), "uint8"), photometric="rgb", subfiletype=1, metadata=None)
     assert "choose one by series=: 0 (3, 32, 48) uint16, 1 (3, 8, 12, 3) uint8" in refused(tmp_path / "x.tif")
     assert equal(read(tmp_path / "x.tif", series=0), np.stack([image(k, (32, 48)) for k in range(3)]))
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("pages", [1, 3])
+def test_colour_of_one_sample_is_a_plane(tmp_path: Path, pages: int, compression: str | None) -> None:
+    """Of such a page tifffile says (5, 7, 1), of the series (5, 7): its rows are not taken for pages."""
+    path, due = tmp_path / "x.tif", np.stack([image(k) for k in range(pages)])
+    with tifffile.TiffWriter(path) as writer:
+        for page in due:
+            writer.write(page, photometric="minisblack", metadata=None, compression=compression, contiguous=False)
+    with tifffile.TiffFile(path) as tif:
+        places = [page.aspage().tags["PhotometricInterpretation"].valueoffset for page in tif.pages]
+    data = bytearray(path.read_bytes())
+    for at in places:
+        data[at : at + 2] = b"\2\0"  # RGB
+    path.write_bytes(data)
+    daskstack.build(path, tmp_path / "whole.npy", progress=False)
+    daskstack.build(path, tmp_path / "joined.npy", join="concat", progress=False)
+    assert equal(np.load(tmp_path / "whole.npy"), due[None] if pages > 1 else due)
+    assert equal(np.load(tmp_path / "joined.npy"), due)
+    last = due[-1:]
+    daskstack.build(path, tmp_path / "last.npy", pages="-1:", progress=False)
+    assert equal(np.load(tmp_path / "last.npy")[0], last)

@@ -328,7 +328,9 @@ def _check_pages(path: str, series: TiffPageSeries, size: int, *, held: int, lev
     """Refuse what tifffile would leave out or fill with zeros; how many of the last axes are a page."""
     page = series.keyframe
     page_size = math.prod(page.shape)
-    page_ndim = len(page.shape)
+    page_ndim = min(len(page.shape), len(series.shape))
+    while math.prod(series.shape[-page_ndim:]) > page_size and page_ndim > 1:
+        page_ndim -= 1  # tifffile leaves axes of length 1 out of the series that its page has
     while page_ndim < len(series.shape) and math.prod(series.shape[-page_ndim:]) < page_size:
         page_ndim += 1  # a description may give a page more axes, of length 1
     frames = math.prod(series.shape) // page_size
@@ -431,7 +433,7 @@ def _read(tif: TiffFile, series: TiffPageSeries, out: Array, start: int) -> None
     else:
         for k in range(len(out)):
             one: Any = series[start + k]  # never None: _check_pages saw them all
-            out[k] = one.asarray(maxworkers=1)
+            out[k] = one.asarray(maxworkers=1).reshape(out.shape[1:])
 
 
 def _dims(axes: str) -> tuple[str, ...]:
