@@ -63,8 +63,8 @@ class BlockRead:
     layout: Layout | None = None
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        """What Dask tells blocks apart by; it would pickle all fields of each of them."""
-        return self.packed, self.pieces, self.stamps
+        """What Dask tells blocks apart by: all but the layout, which follows from it and would be pickled each time."""
+        return self.reader, self.packed, self.pieces, self.due, self.items, self.stamps
 
     @property
     def paths(self) -> list[str]:

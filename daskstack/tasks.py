@@ -111,9 +111,9 @@ class Place:
     fill: bool = False
     readers: int = 1
 
-    def __dask_tokenize__(self) -> tuple[str, str]:
-        """What Dask tells places apart by; it would pickle all fields for each task."""
-        return self.folder, self.plan_id
+    def __dask_tokenize__(self) -> tuple[str, str, bool]:
+        """What Dask tells places apart by; it would pickle all fields for each task, and the plan decides the rest."""
+        return self.folder, self.plan_id, self.fill
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "slurm" not in getattr(item, "fixturenames", ()))
 
 
-@pytest.fixture(autouse=True)
-def own_streams() -> Iterator[None]:
-    """A command that ran in this process leaves no handler that would write to a stream which is closed by then."""
-    yield
-    logging.getLogger("daskstack").handlers.clear()
-
-
 def image(k: int, shape: tuple[int, ...] = (5, 7), dtype: str = "uint16") -> Array:
     """Distinct for each k, not square, so that a swap of items or axes shows."""
     return (np.arange(np.prod(shape)).reshape(shape) + 100 * k).astype(dtype)

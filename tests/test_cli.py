@@ -6,6 +6,7 @@ import contextlib
 import csv
 import errno
 import json
+import logging
 import os
 import pty
 import re
@@ -388,6 +389,16 @@ def test_results_as_json(frames: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert record["plan_id"] == plan["plan_id"]
     again = json.loads(run_here(capfd, "build", "frames", "out.npy", *labels, "--json")[0])
     assert (again["was_there"], again["read"]) == (True, 0)
+
+
+def test_a_command_leaves_no_handler_of_its_stderr(frames: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logger, due = logging.getLogger("daskstack"), "resuming: "
+    (frames / "img_3.tif").write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            run_here(capfd, "build", "frames", "out.npy")
+        assert logger.handlers == []
+    assert due in capfd.readouterr().err
 
 
 def test_preview(frames: Path, capfd: pytest.CaptureFixture[str]) -> None:

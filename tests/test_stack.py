@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tifffile
 from conftest import DATA, Array, image, same
+from dask.base import tokenize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -430,3 +431,9 @@ def test_memory_for_a_file_in_fortran_order_is_bounded(tmp_path: Path) -> None:
     read = joined.block(7, 31).read()
     assert not read.bad
     assert same(read.array, image(1, (60, 70, 80), "int32")[7:31])
+
+
+def test_blocks_of_the_same_files_read_otherwise_are_others_to_dask(frames: Path) -> None:
+    first, cast = (open_stack(frames, dtype=dtype).block(0, 3) for dtype in (None, "float64"))
+    assert tokenize(first) == tokenize(open_stack(frames).block(0, 3))
+    assert tokenize(first) != tokenize(cast)

@@ -47,15 +47,11 @@ def say(text: object, options: dict[str, Any]) -> None:
 def reported(options: dict[str, Any]) -> Iterator[None]:
     """Turn what goes wrong into one message on stderr and an exit status."""
     level = logging.DEBUG if options["verbose"] else logging.ERROR if options["quiet"] else logging.WARNING
-    logger = logging.getLogger("daskstack")
-    logger.setLevel(level)
-    if not logger.handlers:  # not of the root, which distributed would fill with all that it does
-        logger.addHandler(logging.StreamHandler())
     warnings.showwarning = _show_warning
     if options["quiet"]:
         warnings.simplefilter("ignore", StackWarning)
     try:
-        with _stopping():
+        with _logged(level), _stopping():
             yield
         _let_go_of_streams()
     except DaskstackError as exc:
@@ -79,6 +75,21 @@ def reported(options: dict[str, Any]) -> Iterator[None]:
         kept = "".join(f"\nkept  {note}" for note in getattr(exc, "__notes__", []))
         what = f"error: {type(exc).__name__}: {exc}{kept}"
         fail(f"{what}\nnext  --debug shows where; if daskstack is at fault, report it", ERROR)
+
+
+@contextmanager
+def _logged(level: int) -> Iterator[None]:
+    """Have the log on stderr, as it is now: a later command of this process may have another."""
+    logger = logging.getLogger("daskstack")  # not the root, which distributed would fill with all that it does
+    logger.setLevel(level)
+    handler = None if logger.handlers else logging.StreamHandler()
+    if handler is not None:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        if handler is not None:
+            logger.removeHandler(handler)
 
 
 @contextmanager
